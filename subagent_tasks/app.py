@@ -1,0 +1,171 @@
+"""The declaration: tools, providers and delegation tools of one application, imported by hosts and workers alike.
+
+Everything wrong with it is said where it is declared. Nothing connects before a host is opened or a worker starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker_config import BrokerSettings, load_settings
+from subagent_tasks.errors import ConfigurationError, DuplicateProvider
+from subagent_tasks.events import Listener, Listeners
+from subagent_tasks.host import Host, SyncHost
+from subagent_tasks.protocol.interfaces import Provider
+from subagent_tasks.queue.app import Celery, make_celery, make_publisher
+from subagent_tasks.toolbox import Toolbox, ToolLike
+from subagent_tasks.tools.calls import Tool
+from subagent_tasks.tools.config import (
+    DelegationToolConfig,
+    JobToolsConfig,
+    load_delegation_config,
+    load_job_tools_config,
+)
+from subagent_tasks.tools.delegation_tool import DelegationTool
+from subagent_tasks.tools.job_tools import make_job_tools
+from subagent_tasks.worker import WorkerDriver, queue_of
+
+
+class SubagentApp:
+    """One declaration. `settings` are read from the environment unless given.
+
+        app = SubagentApp()
+        app.add_tool(read_file)
+        app.add_provider(SpawnProvider(model="openai:gpt-5-mini"))
+        app.add_delegation_tool(provider="spawn")
+        celery = app.celery
+    """
+
+    def __init__(self, settings: BrokerSettings | None = None) -> None:
+        try:
+            self.settings = settings or load_settings()
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        self._providers: dict[str, Provider] = {}
+        self._toolbox = Toolbox()
+        self._listeners = Listeners()
+        # tool name -> its configuration; mounted once its provider is there (behaviour §2.5)
+        self._declared: dict[str, DelegationToolConfig] = {}
+        self._job_tools: JobToolsConfig | None = None
+        self._celery: Celery | None = None
+        self._driver: WorkerDriver | None = None
+
+    def add_tool(self, tool: ToolLike) -> None:
+        """A tool every child may use: a function, sync or async, or a pydantic-ai toolset."""
+        self._toolbox.add(tool, taken=frozenset(self._own_names()))
+
+    def add_provider(self, provider: Provider) -> None:
+        """A way to run children. A delegation tool declared for it before is checked now; if it does not fit, neither
+        stays."""
+        if not isinstance(provider, Provider):
+            raise ConfigurationError(f"add_provider expects a Provider, got {type(provider).__name__}")
+        if not getattr(provider, "name", ""):
+            raise ConfigurationError(f"the provider {type(provider).__name__} has no name: set its `name`")
+        if provider.name in self._providers:
+            raise DuplicateProvider(f'a subagent provider named "{provider.name}" is already registered')
+        if self._celery is not None:
+            raise ConfigurationError(
+                f'provider "{provider.name}" is declared after app.celery was used: declare all providers first'
+            )
+        try:
+            queue = queue_of(provider, self.settings.namespace)
+        except ValueError as error:
+            raise ConfigurationError(f'provider "{provider.name}": {error}') from error
+        for config in self._declared.values():
+            if config.provider == provider.name:
+                DelegationTool(config, provider, queue=queue)
+        self._providers[provider.name] = provider
+
+    def add_delegation_tool(self, config: DelegationToolConfig | None = None, /, **values: Any) -> None:
+        """A tool that delegates to one provider: keys of `DelegationToolConfig`, in either spelling.
+
+        It is visible once its provider is declared. Raises `ConfigurationError` for a key, value or combination that
+        cannot work, and for a tool name that is taken.
+        """
+        if config is not None and values:
+            raise ConfigurationError("pass a DelegationToolConfig or its keys, not both")
+        config = config or load_delegation_config(**values)
+        if config.tool_name in self._own_names() or config.tool_name in self._toolbox.names():
+            raise ConfigurationError(f'tool "{config.tool_name}" is already registered: give it another tool_name')
+        provider = self._providers.get(config.provider)
+        if provider is not None:
+            DelegationTool(config, provider, queue=queue_of(provider, self.settings.namespace))
+        self._declared[config.tool_name] = config
+
+    def add_job_tools(self, config: JobToolsConfig | None = None, /, **values: Any) -> None:
+        """`job_output`, `job_list` and `job_kill`: off until called."""
+        if self._job_tools is not None:
+            raise ConfigurationError('tool "job_output" is already registered: call add_job_tools once')
+        for name in JOB_TOOL_NAMES:
+            if name in self._own_names() or name in self._toolbox.names():
+                raise ConfigurationError(f'tool "{name}" is already registered: rename it')
+        self._job_tools = config or load_job_tools_config(**values)
+
+    def on_event(self, listener: Listener) -> None:
+        """Call `listener` with `RunStarted` and `RunEnded` in the worker that drives the run."""
+        self._listeners.add(listener)
+
+    def tools(self) -> dict[str, Tool]:
+        """The tools a parent's model sees, by name, in the order they were declared."""
+        tools: dict[str, Tool] = {}
+        for name, config in self._declared.items():
+            provider = self._providers.get(config.provider)
+            if provider is not None:
+                tools[name] = DelegationTool(config, provider, queue=queue_of(provider, self.settings.namespace))
+        if self._job_tools is not None:
+            tools |= {tool.definition.name: tool for tool in make_job_tools(self._job_tools)}
+        return tools
+
+    @property
+    def providers(self) -> dict[str, Provider]:
+        """The declared providers, in the order they were declared."""
+        return dict(self._providers)
+
+    @property
+    def queues(self) -> list[str]:
+        """The Celery queues of the declared providers."""
+        return sorted({queue_of(provider, self.settings.namespace) for provider in self._providers.values()})
+
+    @property
+    def celery(self) -> Celery:
+        """The Celery app: `celery -A agents worker`, Flower and `celery inspect` work on it."""
+        if self._celery is None:
+            self._driver = WorkerDriver(
+                self.settings, providers=self._providers, tools=self._toolbox, listener=self._listeners
+            )
+            self._celery = make_celery(
+                self.settings,
+                queues=[provider.queue or provider.name for provider in self._providers.values()],
+                driver=self._driver,
+            )
+            self._driver.publisher = make_publisher(self.settings, self._celery)
+        return self._celery
+
+    def host(self) -> Host:
+        """A process that opens parent sessions: `async with app.host() as host`."""
+        return Host(
+            self.settings,
+            tools=self.tools(),
+            providers=self.providers,
+            publisher=make_publisher(self.settings, self.celery),
+            queues=self.queues,
+        )
+
+    def sync_host(self) -> SyncHost:
+        """The same, blocking: `with app.sync_host() as host`."""
+        return SyncHost(self.host)
+
+    def _own_names(self) -> set[str]:
+        return {*self._declared, *(JOB_TOOL_NAMES if self._job_tools is not None else ())}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # `celery -A agents` takes the module's `app` before its `celery`: what Celery's command line asks of this
+            # object, the Celery app answers. Typed code does not see this.
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return getattr(self.celery, name)
+
+
+JOB_TOOL_NAMES = ("job_output", "job_list", "job_kill")

@@ -1,0 +1,112 @@
+"""One-shot delegation: start a run, read it, list an owner's jobs, kill.
+
+What is refused is refused before anything starts, in the admitting script. Texts that only a model reads are in `tools`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from broker_config import BrokerSettings
+from subagent_tasks.drive import persist
+from subagent_tasks.errors import CallerError, Conflict, LimitReached
+from subagent_tasks.protocol.endings import EndingWriter
+from subagent_tasks.protocol.models import InboxEntry, Mode
+from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, outcome_of
+from subagent_tasks.protocol.ports import Ids, Publisher
+from subagent_tasks.protocol.records import RunRecord, RunSpec
+from subagent_tasks.store.runs import RunStore
+
+KillWord = Literal["killed", "requested", "already_finished", "unauthorized", "unknown"]
+
+
+class Delegation:
+    """The use cases of one-shot runs, for hosts and command lines alike."""
+
+    def __init__(self, *, runs: RunStore, publisher: Publisher, settings: BrokerSettings, ids: Ids) -> None:
+        self._runs = runs
+        self._publisher = publisher
+        self._settings = settings
+        self._ids = ids
+        self._endings = EndingWriter(ids.now_iso, settings.max_inline_bytes)
+
+    async def start(self, run_id: str, *, owner: str, mode: Mode, spec: RunSpec) -> bool:
+        """Accept a run; durable once this returns (P1). Returns whether the id had been accepted before.
+
+        Raises `LimitReached` at a cap, `Conflict` when the id names another request, `CallerError` when the owner's
+        session does not exist.
+        """
+        admission = await self._runs.admit(
+            run_id,
+            owner=owner,
+            mode=mode,
+            spec=spec,
+            entry=InboxEntry(message_id=run_id, text=spec.request.prompt),
+            message=self._publisher.message(run_id, queue=spec.queue, task_id=run_id),
+            max_active_jobs=self._settings.max_active_jobs,
+        )
+        match admission.word:
+            case "accepted":
+                if not admission.known:
+                    await self._publisher.publish(run_id, queue=spec.queue, task_id=run_id)
+                return admission.known
+            case "conflict":
+                raise Conflict(
+                    f"call_id {spec.call_id!r} was used before with other arguments (run {run_id}): "
+                    "the earlier run is untouched; use a new call_id for a new call"
+                )
+            case "unknown_owner":
+                raise CallerError(
+                    f"session {owner!r} is unknown or has expired: open it with host.open_session({owner!r}) first",
+                    code="UNKNOWN_SESSION",
+                )
+            case "refused":
+                raise LimitReached(_refusal(admission.cap, admission.details))
+
+    async def kill(self, run_id: str, *, authority: str, reason: str | None, by_owner_model: bool = False) -> KillWord:
+        """Ask a run to end: settled at once if nobody drives it, else its driver is rung.
+
+        `authority` is the session that must own the run; empty for an operator. `by_owner_model` says that the owner's
+        model asked, so it needs no notice of the killing.
+        """
+        record = await self._runs.get(run_id)
+        if record is None:
+            return "unknown"
+        if authority and record.owner != authority:
+            return "unauthorized"
+        why = reason or DEFAULT_KILL_REASON
+        kill_id = self._ids.new()
+        ending = self._endings.write(record, outcome_of(None, kill_reason=why), settle_id=f"kill:{kill_id}")
+        word = await self._runs.kill(
+            run_id,
+            kill_id=kill_id,
+            owner=record.owner,
+            queue=record.spec.queue,
+            reason=why,
+            authority=authority,
+            told="kill" if by_owner_model else "",
+            ending=ending,
+        )
+        return word
+
+    async def collect(self, run_id: str, *, owner: str) -> RunRecord | Literal["unauthorized", "unknown"]:
+        """Read a job for its owner; reading a settled one is its report, so no notice follows."""
+        return await self._runs.collect(run_id, owner=owner)
+
+    async def jobs(self, owner: str) -> list[RunRecord]:
+        """The owner's jobs, in the order they were registered."""
+        return await self._runs.jobs(owner)
+
+    async def record(self, run_id: str) -> RunRecord | None:
+        """A run's record, whoever owns it; waits out a short outage."""
+        return await persist(lambda: self._runs.get(run_id), patience_seconds=self._settings.lease_seconds)
+
+
+def _refusal(cap: str, details: tuple[str, ...]) -> str:
+    if cap == "depth":
+        attempted, limit = details
+        return f"subagent depth {attempted} exceeds maxDepth {limit}"
+    return (
+        f"background job limit reached for this owner (limit: {details[0]}); use job_kill to stop an unneeded job, "
+        "wait for it to finish, then retry"
+    )

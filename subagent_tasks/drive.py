@@ -1,0 +1,116 @@
+"""One attempt at one run, as its provider sees it: the `Drive` over a lease.
+
+It owns the lease and the transcript's length, and nothing else; every write goes through one script that checks both the
+lease and the kill flag. After `stop` every call raises `DriveStopped`, so a provider that goes on can change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
+
+from broker_config import BrokerSettings
+from subagent_tasks.errors import BrokerUnavailable, DriveStopped
+from subagent_tasks.protocol.interfaces import ChildTools, NewEvent
+from subagent_tasks.protocol.models import InboxEntry, TranscriptEvent
+from subagent_tasks.protocol.records import RunRecord
+from subagent_tasks.store.runs import Lease, RunStore
+
+T = TypeVar("T")
+
+StopReason = Literal["kill", "stale", "release", "limit"]
+
+
+class LeasedDrive:
+    """What the executor lends to a provider."""
+
+    def __init__(
+        self, record: RunRecord, lease: Lease, *, runs: RunStore, tools: ChildTools, settings: BrokerSettings
+    ) -> None:
+        self.session_id = record.id
+        self.depth = record.depth
+        self.attempt = record.attempt + 1
+        self.tools = tools
+        self.model_request_timeout_seconds = float(settings.model_request_timeout_seconds)
+        self.first_event_timeout_seconds = float(settings.first_event_timeout_seconds)
+        self.stopped: StopReason | None = None
+        self.stop_requested = asyncio.Event()
+        self._lease = lease
+        self._runs = runs
+        self._seq = record.seq
+        self._patience_seconds = 2 * settings.lease_seconds
+        # A provider may run tools side by side; the transcript is written by one at a time.
+        self._writing = asyncio.Lock()
+
+    def stop(self, reason: StopReason) -> None:
+        """Let no further effect start. The first reason stands; later ones change nothing."""
+        if self.stopped is None:
+            self.stopped = reason
+            self.stop_requested.set()
+
+    async def transcript(self) -> Sequence[TranscriptEvent]:
+        """All events so far, in order."""
+        return await persist(lambda: self._runs.transcript(self.session_id), patience_seconds=self._patience_seconds)
+
+    async def take_input(self) -> Sequence[InboxEntry]:
+        """What a later step may take: the waiting `next-step` entries."""
+        return await self.take("later")
+
+    async def take(self, step: Literal["first", "later"]) -> Sequence[InboxEntry]:
+        """Move input from the inbox into the transcript (behaviour §1.7)."""
+        async with self._writing:
+            self._check()
+            answer = await self._persist(lambda: self._runs.take(self._lease, seq=self._seq, step=step))
+            if isinstance(answer, str):
+                raise self._refused(answer)
+            self._seq += len(answer)
+            return answer
+
+    async def announce(self, call: NewEvent | None = None) -> None:
+        """Right before an effect: may it start? A tool call is written down first."""
+        await self._append("announce", () if call is None else (call,))
+
+    async def record(self, *events: NewEvent) -> None:
+        """Write down what happened."""
+        await self._append("record", events)
+
+    async def _append(self, purpose: Literal["announce", "record"], events: Sequence[NewEvent]) -> None:
+        async with self._writing:
+            self._check()
+            answer = await self._persist(
+                lambda: self._runs.append(self._lease, seq=self._seq, purpose=purpose, events=events)
+            )
+            if isinstance(answer, str):
+                raise self._refused(answer)
+            self._seq = answer
+
+    def _check(self) -> None:
+        if self.stopped is not None:
+            raise DriveStopped(self.stopped)
+
+    def _refused(self, word: str) -> DriveStopped:
+        self.stop("kill" if word == "stop" else "stale")
+        return DriveStopped(self.stopped or "stale")
+
+    async def _persist(self, move: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await persist(move, patience_seconds=self._patience_seconds)
+        except BrokerUnavailable:
+            self.stop("stale")
+            raise DriveStopped("stale") from None
+
+
+async def persist(move: Callable[[], Awaitable[T]], *, patience_seconds: float) -> T:
+    """Repeat a move while Redis does not answer: an outage is not a death. Moves are made to be repeated."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_seconds
+    pause_seconds = 0.05
+    while True:
+        try:
+            return await move()
+        except BrokerUnavailable:
+            if loop.time() + pause_seconds > deadline:
+                raise
+        await asyncio.sleep(pause_seconds)
+        pause_seconds = min(pause_seconds * 2, 1.0)

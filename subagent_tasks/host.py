@@ -1,0 +1,334 @@
+"""A host process: opens parent sessions, passes tool calls in, receives results and notices.
+
+One connection hears of every ending. Whatever waits here is bounded, and losing this process loses nothing: a session is
+reopened by its id, a call repeated by its call id finds its run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from broker_config import BrokerSettings
+from subagent_tasks.errors import BrokerUnavailable, CallerError, NoProvider, SubagentError, Unauthorized
+from subagent_tasks.process import Process
+from subagent_tasks.protocol.ids import checked_id
+from subagent_tasks.protocol.interfaces import Provider
+from subagent_tasks.protocol.models import (
+    AgentOptions,
+    ChildResult,
+    Notice,
+    ToolCall,
+    ToolDefinition,
+    ToolFilter,
+    ToolResult,
+    TranscriptEvent,
+)
+from subagent_tasks.protocol.ports import Publisher
+from subagent_tasks.tools.calls import CallContext, Tool, ToolServices
+from subagent_tasks.tools.job_tools import kill_job
+from subagent_tasks.tools.render import aborted_before_dispatch, error_result
+
+T = TypeVar("T")
+
+
+class Host:
+    """Opens parent sessions: `async with app.host() as host`."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        tools: Mapping[str, Tool],
+        providers: Mapping[str, Provider],
+        publisher: Publisher,
+        queues: Sequence[str],
+    ) -> None:
+        self._settings = settings
+        self._tools = tools
+        self._providers = providers
+        self._publisher = publisher
+        self._queues = queues
+        self._process: Process | None = None
+        self._sessions: set[Session] = set()
+
+    async def __aenter__(self) -> Self:
+        process = Process(self._settings, role="host", publisher=self._publisher, queues=self._queues)
+        await process.start()
+        self._process = process
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            await self._process.stop()
+            self._process = None
+
+    async def open_session(self, session_id: str, *, reader: str = "main") -> Session:
+        """Create a parent session, or reopen it; idempotent.
+
+        `reader` names who reads the session's notices: each reader has a place of its own in them. Raises `CallerError`
+        for an id that cannot be one, or that is a child's.
+        """
+        checked_id(session_id, name="session_id")
+        checked_id(reader, name="reader")
+        process = self.process
+        await process.sessions.open(session_id)
+        await process.waiting.attach(session_id)
+        return Session(session_id, reader=reader, process=process, tools=self._tools)
+
+    @property
+    def process(self) -> Process:
+        """The running process. Raises `CallerError` outside `async with`."""
+        if self._process is None:
+            raise CallerError("the host is not running: use it inside `async with app.host() as host`")
+        return self._process
+
+
+class Session:
+    """A parent session, open in this process."""
+
+    def __init__(self, session_id: str, *, reader: str, process: Process, tools: Mapping[str, Tool]) -> None:
+        self.id = session_id
+        self._reader = reader
+        self._process = process
+        self._tools = tools
+        self._services = ToolServices(
+            delegation=process.delegation,
+            waiting=process.waiting,
+            settings=process.settings,
+            process_id=process.id,
+            new_id=process.ids.new,
+        )
+
+    @property
+    def tools(self) -> list[ToolDefinition]:
+        """What to hand to the model; the bytes depend on the declaration alone (P12)."""
+        return [tool.definition for tool in self._tools.values()]
+
+    @property
+    def system_prompt(self) -> str:
+        """The prompt sections of the visible tools, in order."""
+        return "\n\n".join(tool.section for tool in self._tools.values() if tool.section)
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | str,
+        *,
+        call_id: str | None = None,
+        signal: asyncio.Event | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - part of the public contract: the call itself bounds the wait
+    ) -> ToolResult:
+        """Carry out one tool call of the model (behaviour §2.7). Never raises for what a model or broker does wrong.
+
+        `signal` set, or the awaiting task cancelled, ends a foreground child. `timeout` is in seconds; without one a
+        foreground call waits at most the run limit. A `call_id` repeated gives the same run and result; with other
+        arguments it is refused (`CONFLICT`).
+        """
+        if timeout is not None and not timeout > 0:
+            raise CallerError(f"timeout must be a positive number of seconds, got {timeout!r}: leave it out for the default")
+        if call_id is not None:
+            checked_id(call_id, name="call_id")
+        if signal is not None and signal.is_set():
+            return aborted_before_dispatch().model_copy(update={"call_id": call_id})
+        tool = self._tools.get(name)
+        if tool is None:
+            known = ", ".join(self._tools) or "(none)"
+            unknown = SubagentError(f"unknown tool {ascii(name[:100])}: the tools are {known}", code="UNKNOWN_TOOL")
+            return error_result(unknown).model_copy(update={"call_id": call_id})
+        context = CallContext(self.id, call_id, signal=signal, timeout_seconds=timeout)
+        call = ToolCall(call_id=call_id, name=name, arguments=arguments if isinstance(arguments, str) else dict(arguments))
+        try:
+            result = await tool.call(self._services, context, call.arguments)
+        except SubagentError as error:
+            result = error_result(error)
+        return result.model_copy(update={"call_id": call_id})
+
+    async def notices(self) -> AsyncIterator[Notice]:
+        """Notices after the last acknowledged one, then live, each once and in order. Never ends by itself.
+
+        Subscribed before reading, so nothing falls between replay and live; an outage of Redis is waited out.
+        """
+        bell = self._process.waiting.add_bell(self.id)
+        try:
+            after: str | None = None
+            while True:
+                bell.clear()
+                try:
+                    after = after or await self._process.sessions.cursor(self.id, self._reader)
+                    batch = await self._process.sessions.notices(self.id, after=after)
+                except BrokerUnavailable:
+                    await asyncio.sleep(self._process.settings.lease_seconds / 3)
+                    continue
+                for notice in batch:
+                    after = notice.id
+                    yield notice
+                if not batch:
+                    await bell.wait()
+        finally:
+            self._process.waiting.remove_bell(self.id, bell)
+
+    async def acknowledge(self, notice: Notice) -> None:
+        """This reader is done with the notice and all before it: a reopened session goes on behind it."""
+        if notice.session_id != self.id:
+            raise Unauthorized(f"notice {notice.id} belongs to session {notice.session_id!r}, not {self.id!r}")
+        await self._process.sessions.acknowledge(self.id, self._reader, notice.id)
+
+    async def transcript(self, child_id: str, *, follow: bool = False) -> AsyncIterator[TranscriptEvent]:
+        """The events of a child of this session, in order; with `follow`, until it settles."""
+        position = 0
+        while True:
+            record = await self._process.delegation.record(checked_id(child_id, name="child_id"))
+            if record is None:
+                raise CallerError(f"unknown child {child_id!r}: it never existed or has expired", code="UNKNOWN_CHILD")
+            if record.root != self.id:
+                raise Unauthorized(f"child {child_id} belongs to another session")
+            for event in await self._process.runs.transcript(child_id, after=position):
+                position = event.seq + 1
+                yield event
+            if not follow or record.is_settled:
+                return
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    async def kill(self, job_id: str, reason: str | None = None) -> ToolResult:
+        """Ask a job to end; its ending is announced by a notice. Raises `UnknownJob`, `Unauthorized`."""
+        context = CallContext(self.id, None)
+        return await kill_job(
+            self._services, context, checked_id(job_id, name="job_id"), reason=reason, by_owner_model=False
+        )
+
+    async def close(self, *, cancel_jobs: bool = False) -> None:
+        """Stop listening for this session. Its jobs go on, unless `cancel_jobs` ends them."""
+        if cancel_jobs:
+            for record in await self._process.delegation.jobs(self.id):
+                if not record.is_settled:
+                    await self._process.delegation.kill(record.id, authority=self.id, reason="owner disposed")
+        await self._process.waiting.detach(self.id)
+
+
+FOLLOW_SECONDS = 0.2
+"""How often a followed transcript is read again: appending rings no bell."""
+
+
+class SyncHost:
+    """`Host` for Django and scripts: the same calls, blocking, on an event loop in a thread of its own."""
+
+    def __init__(self, make_host: Callable[[], Host]) -> None:
+        self._make_host = make_host
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._host: Host | None = None
+
+    def __enter__(self) -> Self:
+        loop = asyncio.new_event_loop()
+        self._loop = loop
+        self._thread = threading.Thread(target=loop.run_forever, name="subagent-tasks-host", daemon=True)
+        self._thread.start()
+        try:
+            self._host = self.run(self._make_host().__aenter__())
+        except BaseException:
+            self._end_loop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if self._host is not None:
+                self.run(self._host.__aexit__(None, None, None))
+        finally:
+            self._end_loop()
+
+    def open_session(self, session_id: str, *, reader: str = "main") -> SyncSession:
+        """As `Host.open_session`."""
+        if self._host is None:
+            raise CallerError("the host is not running: use it inside `with app.sync_host() as host`")
+        return SyncSession(self.run(self._host.open_session(session_id, reader=reader)), self)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Carry out a coroutine on the host's loop; an interrupt (Ctrl-C) cancels it there."""
+        if self._loop is None:
+            work.close()
+            raise CallerError("the host is not running: use it inside `with app.sync_host() as host`")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except (KeyboardInterrupt, SystemExit):
+            future.cancel()
+            concurrent.futures.wait([future], timeout=10)
+            raise
+
+    def _end_loop(self) -> None:
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5)
+            self._loop.close()
+        self._loop = self._thread = self._host = None
+
+
+class SyncSession:
+    """`Session`, blocking."""
+
+    def __init__(self, session: Session, host: SyncHost) -> None:
+        self._session = session
+        self._host = host
+        self.id = session.id
+
+    @property
+    def tools(self) -> list[ToolDefinition]:
+        return self._session.tools
+
+    @property
+    def system_prompt(self) -> str:
+        return self._session.system_prompt
+
+    def call(
+        self, name: str, arguments: Mapping[str, Any] | str, *, call_id: str | None = None, timeout: float | None = None
+    ) -> ToolResult:
+        """As `Session.call`."""
+        return self._host.run(self._session.call(name, arguments, call_id=call_id, timeout=timeout))
+
+    def notices(self, *, timeout: float | None = None) -> Iterator[Notice]:
+        """As `Session.notices`; ends after `timeout` seconds without a new one, or never."""
+        notices = self._session.notices()
+        try:
+            while True:
+                try:
+                    yield self._host.run(_within(anext(notices), timeout))
+                except TimeoutError:
+                    return
+        finally:
+            self._host.run(_close(notices))
+
+    def acknowledge(self, notice: Notice) -> None:
+        self._host.run(self._session.acknowledge(notice))
+
+    def transcript(self, child_id: str) -> list[TranscriptEvent]:
+        """The events so far."""
+        return self._host.run(_gather(self._session.transcript(child_id)))
+
+    def kill(self, job_id: str, reason: str | None = None) -> ToolResult:
+        return self._host.run(self._session.kill(job_id, reason))
+
+    def close(self, *, cancel_jobs: bool = False) -> None:
+        self._host.run(self._session.close(cancel_jobs=cancel_jobs))
+
+
+async def _within(item: Any, timeout_seconds: float | None) -> Any:
+    async with asyncio.timeout(timeout_seconds):
+        return await item
+
+
+async def _gather(events: AsyncIterator[TranscriptEvent]) -> list[TranscriptEvent]:
+    return [event async for event in events]
+
+
+async def _close(notices: Any) -> None:
+    await notices.aclose()

@@ -1,0 +1,22 @@
+-- release: the driver hands a run back; any worker may go on with it.
+-- KEYS
+--   record      hash    the run's record
+--   driven      set     what the worker drives
+--   queued      zset    runs waiting in the queue
+--   queue       list    the Celery queue
+-- ARGV
+--   id        the run id
+--   token     the driver's fencing token
+--   message   the Celery message, or empty when the broker is another server
+-- RETURNS
+--   released
+--   stale
+-- PUBLISHES
+--   nothing; pushes the message
+local run = record('state', 'token', 'released')
+if run.released == A.token then return { 'released' } end
+if not departs[run.state] or run.token ~= A.token then return { 'stale' } end
+redis.call('HSET', K.record, 'state', 'queued', 'worker', '', 'token', run.token + 1, 'released', A.token)
+redis.call('SREM', K.driven, A.id)
+enqueue(now_ms())
+return { 'released' }

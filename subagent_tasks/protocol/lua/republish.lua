@@ -1,0 +1,17 @@
+-- republish: sends the Celery message of queued work again that lost it.
+-- KEYS
+--   queued  zset  runs waiting in the queue
+--   queue   list  the Celery queue
+-- ARGV
+--   id        the run id
+--   since_ms  the queue time the sweeper saw
+--   message   the Celery message, or empty when the broker is another server
+-- RETURNS
+--   republished
+--   moved_on: it was claimed, settled or queued anew meanwhile
+-- PUBLISHES
+--   nothing; pushes the message
+local since = redis.call('ZSCORE', K.queued, A.id)
+if not since or tonumber(since) ~= tonumber(A.since_ms) then return { 'moved_on' } end
+enqueue(now_ms())
+return { 'republished' }

@@ -1,0 +1,50 @@
+-- settle: ends a driven run: outcome, Celery result, notice, capacity and lifetimes in one step. The first outcome wins.
+-- KEYS
+--   record      hash    the run's record
+--   inbox       stream  the run's inbox
+--   transcript  stream  the run's transcript
+--   result      string  the run's Celery result
+--   processes   zset    heartbeats
+--   driven      set     what the driver drives
+--   queued      zset    runs waiting in the queue
+--   flagged     set     driven runs with an unanswered kill
+--   owner       hash    the owner's record
+--   jobs        zset    the owner's jobs
+--   active      set     the owner's unsettled jobs
+--   unsettled   set     the owner's unsettled runs
+--   notices     stream  the owner's notices
+--   cursors     hash    the owner's cursors
+--   expiring    zset    settled jobs by expiry
+-- ARGV
+--   id            the run id
+--   token         the fencing token the settler holds, or found
+--   worker        the driver's process id
+--   on_behalf     driver: the caller is the driver; sweeper: the driver must be dead
+--   settle_id     made for this settlement: a repeat is recognised by it
+--   status        completed | failed | killed
+--   outcome       the outcome, JSON
+--   event         the transcript's last event, JSON
+--   result        the Celery result, JSON
+--   notice        the notice, JSON
+--   owner_channel the channel of the owner's session
+--   announcement  what waiting hosts are told, JSON
+--   expiry        the entry for `expiring`
+--   retention_ms  how long everything is kept from now on
+-- RETURNS
+--   settled
+--   already <status>: another settlement came first
+--   stale: the caller is not the driver (any more), or the driver lives
+--   unknown
+-- PUBLISHES
+--   the result on the result key; the notice and the announcement on the owner's channel
+local run = record('state', 'token', 'worker', 'seq', 'status', 'settle_id', 'mode', 'reported')
+if not run.state then return { 'unknown' } end
+if run.state == 'settled' then
+  if run.settle_id == A.settle_id then return { 'settled' } end
+  return { 'already', run.status }
+end
+if not departs[run.state] or run.token ~= A.token or run.worker ~= A.worker then return { 'stale' } end
+if A.on_behalf == 'sweeper' and is_alive(run.worker) then return { 'stale' } end
+redis.call('SREM', K.driven, A.id)
+finish(run)
+return { 'settled' }

@@ -1,0 +1,144 @@
+"""A run's record as Python sees it, and what is written beside it when it settles.
+
+The scripts know the fields by name; this module is the one place where Python reads and builds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from subagent_tasks.errors import UnsupportedVersion
+from subagent_tasks.protocol.lifecycle import State, job_status
+from subagent_tasks.protocol.models import ChildRequest, JobSnapshot, Mode, Outcome, Wire
+
+RECORD_VERSION = 1
+
+
+class RunSpec(Wire):
+    """What `admit` stores of a request: everything a worker needs beside the prompt, which travels in the inbox."""
+
+    provider: str
+    tool: str = ""
+    queue: str
+    label: str
+    call_id: str | None = None
+    request: ChildRequest
+    may_resume: bool = True
+    run_limit_seconds: float
+    caller: str | None = None
+
+    def digest(self, *, mode: Mode) -> str:
+        """What a repeated id must match: everything asked for, and nothing about who asked when."""
+        asked = self.model_dump(mode="json", exclude={"caller"}, exclude_none=True)
+        text = json.dumps([mode, asked], sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run's record. Times are Redis milliseconds; `attempt` counts takings from dead workers since the last progress."""
+
+    id: str
+    owner: str
+    root: str
+    depth: int
+    mode: Mode
+    state: State
+    token: int
+    seq: int
+    attempt: int
+    spec: RunSpec
+    created_at: int
+    worker: str = ""
+    started_at: int | None = None
+    finished_at: int | None = None
+    kill: str | None = None
+    kill_reason: str | None = None
+    outcome: Outcome | None = None
+    digest: str = field(default="", repr=False)
+
+    @property
+    def is_settled(self) -> bool:
+        return self.state is State.SETTLED
+
+    def snapshot(self) -> JobSnapshot:
+        """The public view (behaviour §3.4)."""
+        outcome = self.outcome
+        return JobSnapshot(
+            id=self.id,
+            label=self.spec.label,
+            status=job_status(
+                self.state, outcome=outcome.status if outcome else None, kill_requested=self.kill is not None
+            ),
+            detail=outcome.detail if outcome else None,
+            started_at=self.started_at or self.created_at,
+            finished_at=self.finished_at,
+        )
+
+
+def read_record(fields: Mapping[str, str]) -> RunRecord:
+    """Read a record; one written by a newer version is refused with both versions named."""
+    version = int(fields.get("version", "0"))
+    if version > RECORD_VERSION:
+        raise UnsupportedVersion(
+            f"run {fields.get('id', '?')!r} was written with record version {version}, this process reads up to "
+            f"{RECORD_VERSION}: upgrade subagent-tasks here, nothing was changed"
+        )
+    outcome = fields.get("outcome")
+    return RunRecord(
+        id=fields["id"],
+        owner=fields["owner"],
+        root=fields["root"],
+        depth=int(fields["depth"]),
+        mode="background" if fields["mode"] == "background" else "foreground",
+        state=State(fields["state"]),
+        token=int(fields["token"]),
+        seq=int(fields["seq"]),
+        attempt=int(fields["attempt"]),
+        spec=RunSpec.model_validate_json(fields["spec"]),
+        created_at=int(fields["created_at"]),
+        worker=fields.get("worker", ""),
+        started_at=_int(fields.get("started_at")),
+        finished_at=_int(fields.get("finished_at")),
+        kill=fields.get("kill"),
+        kill_reason=fields.get("kill_reason"),
+        outcome=Outcome.model_validate_json(outcome) if outcome else None,
+        digest=fields.get("digest", ""),
+    )
+
+
+def _int(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+CeleryState = Literal["STARTED", "SUCCESS", "FAILURE", "REVOKED"]
+
+
+def celery_result(run_id: str, *, state: CeleryState, result: Any = None, date_done: str | None = None) -> str:
+    """A result in Celery's own format, so that a plain `AsyncResult(run_id)` reads it.
+
+    `task_id` inside is required: without it a waiting `.get()` dies with a KeyError.
+    """
+    return json.dumps(
+        {
+            "status": state,
+            "result": result,
+            "traceback": None,
+            "children": [],
+            "date_done": date_done,
+            "task_id": run_id,
+        }
+    )
+
+
+def celery_failure(message: str) -> dict[str, Any]:
+    """A failure as an exception any Celery process can raise. One string reads best in a traceback."""
+    return {"exc_type": "SubagentFailed", "exc_message": [message], "exc_module": "subagent_tasks.errors"}
+
+
+def celery_revoked(message: str) -> dict[str, Any]:
+    return {"exc_type": "TaskRevokedError", "exc_message": [message], "exc_module": "celery.exceptions"}

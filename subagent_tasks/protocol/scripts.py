@@ -1,0 +1,131 @@
+"""The declarations of the Lua scripts: one per atomic move, with the names of its keys and arguments.
+
+The `.lua` file holds the move, this file its signature; a test compares both. Each script is completed here by a prelude
+that names KEYS and ARGV, and by the states the lifecycle table lets the move leave: a script knows no rule of its own
+about states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+
+from subagent_tasks.protocol.lifecycle import Move, departs
+
+
+@dataclass(frozen=True)
+class Script:
+    """One move: its file, the names of KEYS and ARGV in order, whether more arguments follow, and what it includes."""
+
+    name: str
+    keys: tuple[str, ...]
+    args: tuple[str, ...]
+    rest: bool = False
+    move: Move | None = None
+    includes: tuple[str, ...] = ("_now",)
+
+    @cached_property
+    def source(self) -> str:
+        """The complete Lua text."""
+        parts = [_prelude(self), *(_read(name) for name in self.includes), _read(self.name)]
+        return "\n".join(parts)
+
+    @cached_property
+    def sha(self) -> str:
+        return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    def key_list(self, keys: Mapping[str, str]) -> list[str]:
+        return [keys[name] for name in self.keys]
+
+    def arg_list(self, args: Mapping[str, str | int], rest: Sequence[str | int] = ()) -> list[str | int]:
+        if rest and not self.rest:
+            raise TypeError(f"script {self.name!r} takes no further arguments")
+        return [*(args[name] for name in self.args), *rest]
+
+
+_ENDING = ("settle_id", "status", "outcome", "event", "result", "notice", "owner_channel", "announcement", "expiry")
+_OWNER = ("owner", "jobs", "active", "unsettled", "notices", "cursors")
+
+OPEN = Script("open", keys=("record", "unsettled"), args=("id", "version", "retention_ms"))
+ADMIT = Script(
+    "admit",
+    keys=("record", "inbox", *_OWNER, "queued", "queue"),
+    args=("id", "owner_id", "version", "digest", "mode", "max_active_jobs", "max_depth", "entry", "message"),
+    rest=True,
+    includes=("_now", "_enqueue"),
+)
+CLAIM = Script(
+    "claim",
+    keys=("record", "result", "processes", "driven", "queued", "overtaken"),
+    args=("id", "worker", "claim_id", "version", "started", "slack_ms"),
+    move=Move.CLAIM,
+    includes=("_now", "_beats"),
+)
+TAKE = Script("take", keys=("record", "inbox", "transcript"), args=("token", "seq", "step"))
+APPEND = Script("append", keys=("record", "transcript"), args=("token", "seq", "purpose"), rest=True)
+SETTLE = Script(
+    "settle",
+    keys=("record", "inbox", "transcript", "result", "processes", "driven", "queued", "flagged", *_OWNER, "expiring"),
+    args=("id", "token", "worker", "on_behalf", *_ENDING, "retention_ms"),
+    move=Move.SETTLE,
+    includes=("_now", "_beats", "_finish"),
+)
+KILL = Script(
+    "kill",
+    keys=("record", "inbox", "transcript", "result", "queued", "flagged", *_OWNER, "expiring"),
+    args=("id", "kill_id", "reason", "authority", "told", "ring_prefix", *_ENDING, "retention_ms"),
+    move=Move.KILL,
+    includes=("_now", "_finish"),
+)
+RELEASE = Script(
+    "release",
+    keys=("record", "driven", "queued", "queue"),
+    args=("id", "token", "message"),
+    move=Move.RELEASE,
+    includes=("_now", "_enqueue"),
+)
+RECLAIM = Script(
+    "reclaim",
+    keys=("record", "processes", "driven", "queued", "queue"),
+    args=("id", "worker", "token", "message"),
+    move=Move.RECLAIM,
+    includes=("_now", "_beats", "_enqueue"),
+)
+REPUBLISH = Script(
+    "republish", keys=("queued", "queue"), args=("id", "since_ms", "message"), includes=("_now", "_enqueue")
+)
+BEAT = Script("beat", keys=("processes", "driven", "flagged", "clock"), args=("process", "lease_ms"))
+RETIRE = Script("retire", keys=("processes", "driven"), args=("process", "on_behalf"), includes=("_now", "_beats"))
+GUARD = Script("guard", keys=("sweeper", "clock", "processes", "expiring"), args=("process", "hold_ms"))
+FORGET = Script("forget", keys=("expiring", "jobs"), args=("id", "expiry"), includes=())
+COLLECT = Script("collect", keys=("record", "notices"), args=("authority",), includes=())
+ACK_NOTICE = Script("ack_notice", keys=("cursors", "record"), args=("reader", "cursor", "retention_ms"), includes=())
+
+ALL = (
+    OPEN, ADMIT, CLAIM, TAKE, APPEND, SETTLE, KILL, RELEASE, RECLAIM, REPUBLISH, BEAT, RETIRE, GUARD, FORGET, COLLECT,
+    ACK_NOTICE,
+)  # fmt: skip
+
+
+def _read(name: str) -> str:
+    return resources.files("subagent_tasks.protocol").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _prelude(script: Script) -> str:
+    keys = ", ".join(f"{name} = KEYS[{position}]" for position, name in enumerate(script.keys, 1))
+    args = ", ".join(f"{name} = ARGV[{position}]" for position, name in enumerate(script.args, 1))
+    states = ", ".join(f"{state} = true" for state in sorted(departs(script.move))) if script.move else ""
+    return f"""local K = {{ {keys} }}
+local A = {{ {args} }}
+local REST = {len(script.args) + 1}
+local departs = {{ {states} }}
+-- record(field, ...): those fields of K.record by name; an absent one is nil.
+local function record(...)
+  local values, fields = redis.call('HMGET', K.record, ...), {{}}
+  for i, name in ipairs({{ ... }}) do fields[name] = values[i] or nil end
+  return fields
+end
+"""

@@ -1,0 +1,45 @@
+"""How a run's Celery message gets to its queue: inside the admitting script, or right after it.
+
+Where the broker is the Redis that holds the state, the script pushes the message and nothing can come between. With
+another broker it is sent after the move; what is lost in between, the sweeper finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from celery import Celery
+
+from subagent_tasks.queue.message import activation_message
+
+ACTIVATE = "subagent_tasks.activate"
+"""The name of the one task: drive this run if it is there to be driven."""
+
+
+class ScriptPublisher:
+    """The broker holds the state: scripts push."""
+
+    def message(self, run_id: str, *, queue: str, task_id: str) -> str:
+        return activation_message(task=ACTIVATE, task_id=task_id, run_id=run_id, queue=queue)
+
+    async def publish(self, run_id: str, *, queue: str, task_id: str) -> None:
+        """Nothing: the script has pushed it."""
+
+
+class BrokerPublisher:
+    """Another broker: Celery sends, after the move."""
+
+    def __init__(self, celery: Celery) -> None:
+        self._celery = celery
+
+    def message(self, run_id: str, *, queue: str, task_id: str) -> str:
+        return ""
+
+    async def publish(self, run_id: str, *, queue: str, task_id: str) -> None:
+        # Celery's producer blocks: it gets a thread.
+        await asyncio.to_thread(self._send, run_id, queue, task_id)
+
+    def _send(self, run_id: str, queue: str, task_id: str) -> None:
+        self._celery.tasks[ACTIVATE].apply_async(
+            (run_id, queue), task_id=task_id, queue=queue, ignore_result=True, argsrepr="-", kwargsrepr="-"
+        )

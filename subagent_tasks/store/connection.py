@@ -1,0 +1,86 @@
+"""The way to Redis: one bounded pool, one runner for scripts, one place where its errors become ours.
+
+redis-py repeats a command by itself when the reply is lost; every move is made so that a repeat changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import redis.asyncio
+import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+from broker_config import BrokerSettings, safe_url
+from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.protocol.scripts import Script
+
+T = TypeVar("T")
+
+UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+
+
+def connect(settings: BrokerSettings, *, max_connections: int = 32) -> redis.asyncio.Redis:
+    """A client whose every command is bounded: `redis_timeout_seconds` per try, a wait for a free connection included."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        settings.redis_py_url,
+        decode_responses=True,
+        max_connections=max_connections,
+        timeout=settings.redis_timeout_seconds,
+        socket_timeout=settings.redis_timeout_seconds,
+        socket_connect_timeout=settings.redis_timeout_seconds,
+        socket_keepalive=not settings.redis_py_url.startswith("unix:"),
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),
+        health_check_interval=0,
+        client_name="subagent-tasks",
+    )
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+class Moves:
+    """Runs the scripts of `protocol.scripts` and plain reads, with errors translated."""
+
+    def __init__(self, client: redis.asyncio.Redis, settings: BrokerSettings) -> None:
+        self.client = client
+        self._where = safe_url(settings.state_url)
+
+    async def run(
+        self,
+        script: Script,
+        *,
+        keys: Mapping[str, str],
+        args: Mapping[str, str | int],
+        rest: Sequence[str | int] = (),
+    ) -> list[Any]:
+        """Run one move and return its answer, the word first."""
+        key_list, arg_list = script.key_list(keys), script.arg_list(args, rest)
+        try:
+            answer = await self._command("EVALSHA", script.sha, len(key_list), *key_list, *arg_list)
+        except redis.exceptions.NoScriptError:
+            answer = await self._command("EVAL", script.source, len(key_list), *key_list, *arg_list)
+        return cast("list[Any]", answer)
+
+    async def read(self, command: Awaitable[T]) -> T:
+        """Await a read command of the client with errors translated."""
+        try:
+            return await command
+        except UNREACHABLE as error:
+            raise self._unavailable(error) from error
+
+    async def _command(self, *words: str | int) -> Any:
+        return await self.read(cast("Awaitable[Any]", self.client.execute_command(*words)))
+
+    def _unavailable(self, error: BaseException) -> BrokerUnavailable:
+        return BrokerUnavailable(
+            f"Redis at {self._where} did not answer ({type(error).__name__}): check that it runs and that "
+            "SUBAGENT_TASKS_REDIS_URL (or SUBAGENT_TASKS_BROKER_URL) names it"
+        )
+
+
+def pairs(flat: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """HGETALL inside a script answers flat; outside, redis-py already made a mapping."""
+    if isinstance(flat, Mapping):
+        return dict(flat)
+    return dict(zip(flat[::2], flat[1::2], strict=True))

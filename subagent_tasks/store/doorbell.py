@@ -1,0 +1,115 @@
+"""One pub/sub connection per process: channels in, callbacks out.
+
+A message is only a doorbell: whoever hears it reads the truth from its key. What was published while the connection was
+down is gone, so after each reconnection every listener is told to look again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis.asyncio
+
+from broker_config import BrokerSettings
+from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.store.connection import UNREACHABLE
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[str | None], None]
+"""Called with a message's text, or with None after a reconnection: look again."""
+
+
+class Doorbell:
+    """Listens on any number of channels. Callbacks run on the loop and must not block."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._timeout_seconds = settings.redis_timeout_seconds
+        # A connection of its own: a pub/sub connection is held for ever and read without a deadline of its own; a
+        # silent server is noticed by the health check instead.
+        self._client = redis.asyncio.Redis.from_url(
+            settings.redis_py_url,
+            decode_responses=True,
+            socket_timeout=settings.redis_timeout_seconds,
+            socket_connect_timeout=settings.redis_timeout_seconds,
+            health_check_interval=max(1, int(settings.redis_timeout_seconds)),
+            client_name="subagent-tasks-doorbell",
+        )
+        self._pubsub = self._client.pubsub()
+        self._listeners: dict[str, Listener] = {}
+        self._confirmed: dict[str, asyncio.Event] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def listen(self, channel: str, listener: Listener) -> None:
+        """Call `listener` for each message; returns once the server confirmed, so nothing sent after this is missed."""
+        self._listeners[channel] = listener
+        confirmed = self._confirmed.setdefault(channel, asyncio.Event())
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._pubsub.subscribe(channel)
+                if self._task is None:
+                    self._task = asyncio.create_task(self._run(), name="subagent-tasks-doorbell")
+                await confirmed.wait()
+        except (TimeoutError, *UNREACHABLE) as error:
+            raise BrokerUnavailable(
+                f"Redis did not confirm a subscription within {self._timeout_seconds:g} s "
+                f"({type(error).__name__}): check that it runs"
+            ) from error
+
+    async def leave(self, channel: str) -> None:
+        """Stop listening on a channel."""
+        self._listeners.pop(channel, None)
+        self._confirmed.pop(channel, None)
+        with contextlib.suppress(*UNREACHABLE):
+            await self._pubsub.unsubscribe(channel)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        with contextlib.suppress(*UNREACHABLE):
+            await cast("Any", self._pubsub).aclose()
+        with contextlib.suppress(*UNREACHABLE):
+            await self._client.aclose()
+
+    async def _run(self) -> None:
+        pause_seconds = 0.05
+        lost = False
+        while True:
+            try:
+                message = cast("dict[str, Any] | None", await self._pubsub.get_message(timeout=1.0))
+            except UNREACHABLE as error:
+                if not lost:
+                    logger.warning("doorbell lost its connection", extra={"error": type(error).__name__})
+                lost = True
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(pause_seconds * 2, 1.0)
+                continue
+            if message is None:
+                continue
+            pause_seconds = 0.05
+            channel = str(message["channel"])
+            if message["type"] == "subscribe":
+                if channel in self._confirmed:
+                    self._confirmed[channel].set()
+                if lost:
+                    # redis-py subscribed again by itself; what was published meanwhile is gone.
+                    lost = False
+                    for listener in list(self._listeners.values()):
+                        self._call(listener, None)
+            elif message["type"] == "message":
+                listener = self._listeners.get(channel)
+                if listener is not None:
+                    self._call(listener, str(message["data"]))
+
+    def _call(self, listener: Listener, text: str | None) -> None:
+        try:
+            listener(text)
+        except Exception:
+            logger.exception("doorbell listener failed")

@@ -1,0 +1,62 @@
+"""Parent sessions and their notices in Redis."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from subagent_tasks.errors import CallerError, UnsupportedVersion
+from subagent_tasks.protocol import scripts
+from subagent_tasks.protocol.keys import Keys
+from subagent_tasks.protocol.models import Notice
+from subagent_tasks.protocol.records import RECORD_VERSION
+from subagent_tasks.store.connection import Moves
+
+
+class SessionStore:
+    """Moves on parent sessions of one namespace."""
+
+    def __init__(self, moves: Moves, keys: Keys, *, retention_ms: int) -> None:
+        self._moves = moves
+        self._keys = keys
+        self._retention_ms = retention_ms
+
+    async def open(self, session_id: str) -> None:
+        """Create or reopen a parent session."""
+        word, *details = await self._moves.run(
+            scripts.OPEN,
+            keys={"record": self._keys.session(session_id), "unsettled": self._keys.unsettled(session_id)},
+            args={"id": session_id, "version": RECORD_VERSION, "retention_ms": self._retention_ms},
+        )
+        if word == "not_a_parent":
+            raise CallerError(f"session {session_id!r} is a child's: open your own session and act on the child through it")
+        if word == "unsupported":
+            raise UnsupportedVersion(
+                f"session {session_id!r} was written with record version {details[0]}, this process reads up to "
+                f"{RECORD_VERSION}: upgrade subagent-tasks here, nothing was changed"
+            )
+
+    async def cursor(self, session_id: str, reader: str) -> str:
+        """The newest notice the reader is done with; `0-0` before the first."""
+        held = cast("str | None", await self._moves.read(
+            cast("Any", self._moves.client.hget(self._keys.cursors(session_id), reader))
+        ))  # fmt: skip
+        return held or "0-0"
+
+    async def notices(self, session_id: str, *, after: str, count: int = 100) -> list[Notice]:
+        """Up to `count` notices behind the one named, in order."""
+        entries = cast(
+            "list[tuple[str, dict[str, str]]]",
+            await self._moves.read(
+                self._moves.client.xrange(self._keys.notices(session_id), f"({after}", "+", count=count)
+            ),
+        )
+        return [Notice.model_validate({**json.loads(fields["n"]), "id": entry_id}) for entry_id, fields in entries]
+
+    async def acknowledge(self, session_id: str, reader: str, cursor: str) -> None:
+        """Move the reader's cursor to that notice; never back. Cumulative."""
+        await self._moves.run(
+            scripts.ACK_NOTICE,
+            keys={"cursors": self._keys.cursors(session_id), "record": self._keys.session(session_id)},
+            args={"reader": reader, "cursor": cursor, "retention_ms": self._retention_ms},
+        )

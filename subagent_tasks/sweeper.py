@@ -1,0 +1,152 @@
+"""Finding what was lost: runs of silent workers, messages nobody will ever receive, indexes of what expired.
+
+One loop, one testable step. Every process sweeps, one at a time; each finding is a move of its own that checks again, so
+a sweeper that dies or is late changes nothing wrongly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker_config import BrokerSettings
+from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.protocol.endings import EndingWriter
+from subagent_tasks.protocol.leases import WORKER_LOST, after_worker_loss, is_lost_in_queue
+from subagent_tasks.protocol.models import Outcome
+from subagent_tasks.protocol.outcomes import outcome_of
+from subagent_tasks.protocol.ports import Ids, Publisher
+from subagent_tasks.protocol.records import RunRecord
+from subagent_tasks.store.processes import ProcessStore, Sweep
+from subagent_tasks.store.runs import Lease, RunStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Swept:
+    """What one sweep did. `ran` is False when another process sweeps, or the server was away a moment ago."""
+
+    ran: bool = False
+    requeued: int = 0
+    settled: int = 0
+    republished: int = 0
+    forgotten: int = 0
+
+
+class Sweeper:
+    """Sweeps one namespace. `queues` are the queues whose work this process knows of."""
+
+    def __init__(
+        self,
+        *,
+        runs: RunStore,
+        processes: ProcessStore,
+        publisher: Publisher,
+        settings: BrokerSettings,
+        process_id: str,
+        ids: Ids,
+        queues: Sequence[str],
+    ) -> None:
+        self._runs = runs
+        self._processes = processes
+        self._publisher = publisher
+        self._settings = settings
+        self._process_id = process_id
+        self._ids = ids
+        self._endings = EndingWriter(ids.now_iso, settings.max_inline_bytes)
+        self._queues = tuple(queues)
+
+    async def run(self) -> None:
+        """Sweep every third of a lease, for ever. A sweep that fails is logged and the next one tries again."""
+        interval_seconds = self._settings.lease_seconds / 3
+        while True:
+            await asyncio.sleep(interval_seconds)
+            try:
+                await self.sweep_once()
+            except BrokerUnavailable:
+                continue
+            except Exception as error:
+                logger.error("sweep failed", extra={"error": type(error).__name__})
+
+    async def sweep_once(self) -> Swept:
+        """Look once at everything that may have been lost."""
+        swept = Swept()
+        sweep = await self._processes.guard(self._process_id, hold_ms=int(self._settings.lease_seconds * 1000))
+        if sweep is None:
+            return swept
+        swept.ran = True
+        for process in sweep.dead:
+            await self._recover(process, swept)
+        for queue in self._queues:
+            await self._republish(queue, sweep, swept)
+        for expiry in sweep.expired:
+            owner, run_id = json.loads(expiry)
+            await self._runs.forget(run_id, owner=owner, expiry=expiry)
+            swept.forgotten += 1
+        return swept
+
+    async def _recover(self, process: str, swept: Swept) -> None:
+        for run_id in await self._processes.driven_by(process):
+            record = await self._runs.get(run_id)
+            queue = record.spec.queue if record else ""
+            if record is None or record.worker != process:
+                # Left behind by a claim that took the run over: this only clears the leftover.
+                await self._runs.reclaim(Lease(run_id, -1, process), queue=queue, message="")
+                continue
+            verdict = after_worker_loss(
+                attempt=record.attempt,
+                max_attempts=self._settings.max_attempts,
+                may_resume=record.spec.may_resume,
+                killed=record.kill is not None,
+            )
+            lease = Lease(run_id, record.token, process)
+            match verdict:
+                case "resume":
+                    task_id = self._ids.new()
+                    message = self._publisher.message(run_id, queue=queue, task_id=task_id)
+                    if await self._runs.reclaim(lease, queue=queue, message=message) == "requeued":
+                        await self._publisher.publish(run_id, queue=queue, task_id=task_id)
+                        swept.requeued += 1
+                        logger.warning("run requeued: its worker is gone", extra={"run_id": run_id, "worker": process})
+                case "kill":
+                    await self._settle(record, lease, outcome_of(None, kill_reason=record.kill_reason), swept)
+                case "fail":
+                    await self._settle(record, lease, outcome_of(None, error=WORKER_LOST), swept)
+        await self._processes.retire(process, on_behalf="sweeper")
+
+    async def _settle(self, record: RunRecord, lease: Lease, outcome: Outcome, swept: Swept) -> None:
+        ending = self._endings.write(record, outcome, settle_id=f"sweeper:{lease.token}")
+        word = await self._runs.settle(
+            lease, owner=record.owner, queue=record.spec.queue, on_behalf="sweeper", ending=ending
+        )
+        if word == "settled":
+            swept.settled += 1
+            logger.warning("run settled: its worker is gone", extra={"run_id": record.id, "status": outcome.status})
+
+    async def _republish(self, queue: str, sweep: Sweep, swept: Swept) -> None:
+        waiting = await self._runs.queued(queue)
+        if not waiting:
+            return
+        overtaken = await self._runs.overtaken_before_ms(queue, now_ms=sweep.now_ms)
+        # Only where the queue is a list of this server can its emptiness be seen.
+        is_empty = self._settings.broker_holds_state and await self._runs.queue_length(queue) == 0
+        for run_id, since_ms in waiting:
+            if not is_lost_in_queue(
+                since_ms=since_ms,
+                now_ms=sweep.now_ms,
+                slack_ms=int(self._settings.lease_seconds * 1000),
+                overtaken_before_ms=overtaken,
+                queue_is_empty=is_empty,
+            ):
+                continue
+            task_id = self._ids.new()
+            message = self._publisher.message(run_id, queue=queue, task_id=task_id)
+            word = await self._runs.republish(run_id, queue=queue, since_ms=since_ms, message=message)
+            if word == "republished":
+                await self._publisher.publish(run_id, queue=queue, task_id=task_id)
+                swept.republished += 1
+                logger.warning("message sent again: it was lost", extra={"run_id": run_id, "queue": queue})

@@ -1,0 +1,57 @@
+"""The app's global tools: what a child may use, plain functions and pydantic-ai toolsets alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
+from pydantic_ai.tools import Tool as FunctionTool
+
+from subagent_tasks.errors import ConfigurationError
+
+ToolLike = Callable[..., Any] | FunctionTool[None] | AbstractToolset[None]
+
+
+class Toolbox:
+    """Implements `ChildTools` for every child of one app."""
+
+    def __init__(self) -> None:
+        self._functions: FunctionToolset[None] = FunctionToolset()
+        self._others: list[AbstractToolset[None]] = []
+        self._names: set[str] = set()
+
+    def add(self, tool: ToolLike, *, taken: frozenset[str]) -> None:
+        """Add a function or a toolset. Raises `ConfigurationError` for a name that is taken or an object that is no tool."""
+        if isinstance(tool, AbstractToolset):
+            toolset = cast("AbstractToolset[None]", tool)
+            if isinstance(toolset, FunctionToolset):
+                self._claim(toolset.tools, taken)
+            self._others.append(toolset)
+            return
+        if not callable(tool):
+            raise ConfigurationError(
+                f"add_tool expects a function or a pydantic-ai toolset, got {type(tool).__name__}: pass the function itself"
+            )
+        try:
+            made = cast("FunctionTool[None]", tool if isinstance(tool, FunctionTool) else FunctionTool(tool))
+        except Exception as error:
+            name = getattr(tool, "__name__", type(tool).__name__)
+            raise ConfigurationError(
+                f"tool {name!r} cannot be described to a model ({type(error).__name__}: {error}): "
+                "annotate its parameters with types that JSON can carry"
+            ) from error
+        self._claim((made.name,), taken)
+        self._functions.add_tool(made)
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._names)
+
+    def toolsets(self) -> Sequence[object]:
+        return [*([self._functions] if self._functions.tools else []), *self._others]
+
+    def _claim(self, names: Any, taken: frozenset[str]) -> None:
+        for name in names:
+            if name in self._names or name in taken:
+                raise ConfigurationError(f'tool "{name}" is already registered: rename one of the two')
+            self._names.add(name)

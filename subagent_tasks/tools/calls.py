@@ -1,0 +1,48 @@
+"""What every tool of ours is: a definition, and a call made on behalf of one session."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from broker_config import BrokerSettings
+from subagent_tasks.delegation import Delegation
+from subagent_tasks.protocol.models import ToolDefinition, ToolResult
+from subagent_tasks.waiting import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class ToolServices:
+    """What the tools work with in one process."""
+
+    delegation: Delegation
+    waiting: Waiting
+    settings: BrokerSettings
+    process_id: str
+    new_id: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """On whose behalf a call is made. `timeout_seconds` is how long the caller waits at most; None: the tool's limit."""
+
+    session_id: str
+    call_id: str | None
+    signal: asyncio.Event | None = None
+    timeout_seconds: float | None = None
+
+
+class Tool(Protocol):
+    """A tool the model sees. `call` raises `SubagentError` for what the model is told as `Error: …`."""
+
+    @property
+    def definition(self) -> ToolDefinition: ...
+    @property
+    def section(self) -> str:
+        """Its part of the system prompt; empty when it has none."""
+        ...
+
+    async def call(
+        self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str
+    ) -> ToolResult: ...

@@ -1,0 +1,138 @@
+"""The delegation tool in action: `subagent` and its siblings (behaviour §2).
+
+Checks in the contract's order, starts the run, and for a foreground call waits for its ending. What is admitted is
+decided in the admitting script, what a result says in `render`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.protocol.ids import run_id_for_call
+from subagent_tasks.protocol.interfaces import Provider
+from subagent_tasks.protocol.models import ChildRequest, Outcome, ToolDefinition, ToolResult
+from subagent_tasks.protocol.records import RunSpec
+from subagent_tasks.tools.arguments import check_job_label, foreground_or_background, parse_delegation
+from subagent_tasks.tools.calls import CallContext, ToolServices
+from subagent_tasks.tools.config import DelegationToolConfig, check_provider
+from subagent_tasks.tools.definitions import delegation_section, delegation_tool
+from subagent_tasks.tools.render import background_started, foreground_result, timed_out
+
+
+class DelegationTool:
+    """One configured delegation tool over its provider. Raises `ConfigurationError` when they do not fit."""
+
+    def __init__(self, config: DelegationToolConfig, provider: Provider, *, queue: str) -> None:
+        check_provider(config, provider_name=provider.name, capabilities=provider.capabilities)
+        self._config = config
+        self._provider = provider
+        self._queue = queue
+        self.definition: ToolDefinition = delegation_tool(
+            config, inherits_parent_context=provider.inherits_parent_context
+        )
+        self.section = delegation_section(config)
+
+    async def call(self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str) -> ToolResult:
+        """Delegate (behaviour §2.7, §2.8, §3.1)."""
+        parsed = parse_delegation(arguments, max_prompt_bytes=services.settings.max_prompt_bytes)
+        mode = foreground_or_background(parsed, self._config)
+        if mode == "background":
+            check_job_label(parsed.description)
+        run_limit_seconds = self._config.run_limit_seconds or services.settings.run_limit_seconds
+        spec = RunSpec(
+            provider=self._provider.name,
+            tool=self._config.tool_name,
+            queue=self._queue,
+            label=parsed.description,
+            call_id=context.call_id,
+            request=ChildRequest(
+                label=parsed.description,
+                prompt=parsed.prompt,
+                agent_options=self._config.agent_options,
+                persona=self._config.persona,
+                tool_filter=self._config.tool_filter,
+                max_depth=self._config.depth_cap,
+            ),
+            may_resume=self._provider.resumable and self._config.recovery != "fail",
+            run_limit_seconds=run_limit_seconds,
+            caller=services.process_id,
+        )
+        run_id = self._run_id(services, context)
+        if mode == "background":
+            await services.delegation.start(run_id, owner=context.session_id, mode=mode, spec=spec)
+            return background_started(run_id)
+        return await self._foreground(services, context, run_id, spec)
+
+    def _run_id(self, services: ToolServices, context: CallContext) -> str:
+        if context.call_id is None:
+            return services.new_id()
+        return run_id_for_call(
+            namespace=services.settings.namespace, session_id=context.session_id, call_id=context.call_id
+        )
+
+    async def _foreground(
+        self, services: ToolServices, context: CallContext, run_id: str, spec: RunSpec
+    ) -> ToolResult:
+        # Expected before it is admitted: a child that ends at once is not missed.
+        ending = services.waiting.expect(run_id)
+        try:
+            known = await services.delegation.start(run_id, owner=context.session_id, mode="foreground", spec=spec)
+            if known:
+                services.waiting.look()
+            timeout_seconds = context.timeout_seconds or spec.run_limit_seconds
+            try:
+                outcome = await _first(ending, context.signal, timeout_seconds=timeout_seconds)
+            except asyncio.CancelledError:
+                # The caller's task is cancelled: the child goes with it, and the cancellation goes on.
+                await asyncio.shield(_ask_to_end(services, context, run_id))
+                raise
+            if outcome is not None:
+                return foreground_result(run_id, outcome)
+            return await self._stop_waiting(services, context, run_id, ending, timeout_seconds=timeout_seconds)
+        finally:
+            services.waiting.forget(run_id)
+
+    async def _stop_waiting(
+        self,
+        services: ToolServices,
+        context: CallContext,
+        run_id: str,
+        ending: asyncio.Future[Outcome],
+        *,
+        timeout_seconds: float,
+    ) -> ToolResult:
+        """The caller gave up: the child is asked to end, and given a moment to say how far it came."""
+        cancelled = context.signal is not None and context.signal.is_set()
+        await _ask_to_end(services, context, run_id)
+        outcome = await _first(ending, None, timeout_seconds=3 * services.settings.lease_seconds)
+        if outcome is None:
+            outcome = Outcome(status="killed", stop_reason="aborted")
+        if cancelled:
+            return foreground_result(run_id, outcome)
+        return timed_out(run_id, outcome, timeout_seconds=timeout_seconds)
+
+
+async def _ask_to_end(services: ToolServices, context: CallContext, run_id: str) -> None:
+    try:
+        await services.delegation.kill(run_id, authority=context.session_id, reason="the caller no longer waits")
+    except BrokerUnavailable:
+        # The caller is told in time whatever Redis does; the run ends with its caller's lease.
+        return
+
+
+async def _first(
+    ending: asyncio.Future[Outcome], signal: asyncio.Event | None, *, timeout_seconds: float
+) -> Outcome | None:
+    """The outcome, or None when the signal was set or the time was over first. An outcome that is there wins."""
+    watched: set[asyncio.Future[Any]] = {ending}
+    watcher = None if signal is None else asyncio.ensure_future(signal.wait())
+    if watcher is not None:
+        watched.add(watcher)
+    try:
+        await asyncio.wait(watched, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+    return ending.result() if ending.done() else None

