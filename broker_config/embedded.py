@@ -88,6 +88,11 @@ class EmbeddedServer:
         return self._pid
 
     @property
+    def scratch(self) -> Path:
+        """Where the socket, the log and, without a `directory`, the data are. Gone once it was closed."""
+        return self._scratch
+
+    @property
     def is_running(self) -> bool:
         """Whether the process lives; a frozen one does."""
         return self._guard is not None and self._guard.poll() is None

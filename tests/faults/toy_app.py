@@ -96,6 +96,8 @@ class Stage:
                 await self._redis.incr("toy:marks")
             elif kind == "raise":
                 raise ValueError("secret of the child")
+        except TypeError:
+            import traceback; traceback.print_exc(); raise
         finally:
             self.counts[f"{kind} ended"] += 1
 

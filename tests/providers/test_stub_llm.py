@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -487,7 +486,7 @@ def test_stub_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "script.json").write_text(script.to_json())
     command = [sys.executable, "-m", "subagent_tasks.testing.stub_llm", "--script", str(tmp_path / "script.json")]
     root = Path(__file__).parents[2]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=dict(os.environ)) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None
         try:
             url = process.stdout.readline().strip()

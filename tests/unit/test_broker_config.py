@@ -32,7 +32,7 @@ SECRET = "hunter2"
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.upper().startswith(broker_config.ENV_PREFIX):
             monkeypatch.delenv(name)

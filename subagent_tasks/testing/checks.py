@@ -1,0 +1,44 @@
+"""What must hold after every test: nothing unsettled, no key without a lifetime."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import redis.asyncio
+
+from subagent_tasks.protocol.keys import Keys
+
+LIVING = ("processes", "clock", "sweeper", "expiring", "overtaken")
+"""Kinds that belong to the running processes or bound themselves; they may be there while a process is."""
+
+
+async def assert_settled(client: redis.asyncio.Redis, namespace: str) -> None:
+    """No run of the namespace is queued, driven or suspended."""
+    open_runs: list[str] = []
+    async for key in client.scan_iter(match=f"{{{namespace}}}:session:*"):
+        state = await cast("Any", client.hget(key, "state"))
+        if state is not None and state != "settled":
+            open_runs.append(f"{key} is {state}")
+    assert not open_runs, f"unsettled runs: {open_runs}"
+
+
+async def assert_no_leaked_keys(client: redis.asyncio.Redis, namespace: str) -> None:
+    """Every key of the namespace, and every Celery result, has a lifetime; no inbox, driven set or flag is left.
+
+    Call it once all runs are settled.
+    """
+    keys = Keys(namespace)
+    leaked: list[str] = []
+    async for key in client.scan_iter(match="*"):
+        name = str(key)
+        if keys.is_ours(name):
+            kind = name.partition("}:")[2].partition(":")[0]
+            if kind in LIVING:
+                continue
+            if kind in ("inbox", "driven", "queued", "flagged", "active", "unsettled"):
+                leaked.append(f"{name} is left")
+            elif await client.ttl(name) == -1:
+                leaked.append(f"{name} has no lifetime")
+        elif name.startswith("celery-task-meta-") and await client.ttl(name) == -1:
+            leaked.append(f"{name} has no lifetime")
+    assert not leaked, "leaked keys: " + "; ".join(sorted(leaked))

@@ -1,0 +1,61 @@
+"""fakeredis behind a socket: what Celery and redis-py connect to in tests that need no real server."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from subagent_tasks.errors import OperatorError
+
+
+class FakeServer:
+    """A fake Redis on a free loopback port, in this process: `with FakeServer() as server: server.url`.
+
+    It keeps nothing and knows no persistence; scripts, streams and pub/sub work as on a real server.
+    """
+
+    def __init__(self) -> None:
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        if self._server is None:
+            raise OperatorError("the fake server is not running: use it inside `with`")
+        return f"redis://127.0.0.1:{self._server.server_address[1]}/0"
+
+    def __enter__(self) -> Self:
+        try:
+            # A private path of fakeredis: it has no public one for the handler's socket option.
+            from fakeredis._clients import _tcp_server as tcp  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise OperatorError(
+                "the test kit needs fakeredis with Lua: pip install 'subagent-tasks[testing]'"
+            ) from error
+
+        class Handler(tcp.TCPFakeRequestHandler):
+            # Without it each reply waits for the client's delayed acknowledgement, about 40 ms.
+            disable_nagle_algorithm = True
+
+        class Server(tcp.TcpFakeServer):
+            def __init__(self) -> None:
+                super().__init__(("127.0.0.1", 0))
+                self.RequestHandlerClass = Handler
+                self.daemon_threads = True
+
+        self._server = Server()
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, name="fake-redis", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        if self._thread is not None:
+            self._thread.join(5)
+        self._server = None
