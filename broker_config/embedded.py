@@ -60,7 +60,7 @@ class EmbeddedServer:
         self._guard: subprocess.Popen[bytes] | None = None
         # Short, whatever `directory` is: the path of a socket may have about 100 characters.
         self._scratch = Path(tempfile.mkdtemp(prefix="subagent-tasks-"))
-        self._remove_scratch = weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        self._remove_scratch = weakref.finalize(self, _remove, self._scratch, os.getpid())
         self._directory = (directory or self._scratch).resolve()
         self._log = self._scratch / "server.log"
         # Also on a port: the private socket proves that it is ours that answers, not a stranger on the same port.
@@ -101,7 +101,8 @@ class EmbeddedServer:
         """Start the server and return once it answers. Raises `EmbeddedServerError` with the end of its log."""
         if self.is_running:
             raise EmbeddedServerError(f"the server is running already, pid {self._pid}")
-        self._release_guard()
+        # What an earlier start left: a guard that has ended, or a server whose guard was killed.
+        self._end_guard(timeout_seconds=5)
         self._directory.mkdir(parents=True, exist_ok=True)
         if self._unix_socket or self._port:
             self._launch()
@@ -121,12 +122,12 @@ class EmbeddedServer:
 
     def stop(self, *, timeout_seconds: float = 5) -> None:
         """End the server after it wrote its log to disk; killed when that takes longer. Keeps the data. Idempotent."""
-        self._end_guard(b"stop", timeout_seconds=timeout_seconds)
+        self._end_guard(timeout_seconds=timeout_seconds)
 
     def kill(self) -> None:
         """SIGKILL: what a crash or the out-of-memory killer does. `start` afterwards recovers from the log."""
         os.kill(self.pid, signal.SIGKILL)
-        self._end_guard(b"stop", timeout_seconds=5)
+        self._end_guard(timeout_seconds=5)
 
     def restart(self) -> None:
         """Stop and start at the same address with the same data; a server that is down is just started."""
@@ -204,7 +205,7 @@ class EmbeddedServer:
             return False
 
     def _fail(self, what: str) -> None:
-        self._end_guard(b"stop", timeout_seconds=1)
+        self._end_guard(timeout_seconds=1)
         try:
             tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
         except OSError:
@@ -216,26 +217,18 @@ class EmbeddedServer:
             raise EmbeddedServerError("the server is not running: call start() first")
         return self._guard
 
-    def _end_guard(self, word: bytes, *, timeout_seconds: float) -> None:
+    def _end_guard(self, *, timeout_seconds: float) -> None:
         guard = self._guard
         if guard is None:
             return
         try:
-            guard.communicate(word, timeout=timeout_seconds)
+            guard.communicate(b"stop", timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
             os.kill(self._pid, signal.SIGKILL)
             guard.wait(timeout=5)
         if guard.returncode < 0 and self._pid:
             # The guard was killed from outside, so nobody ended the server.
             _kill_if_there(self._pid)
-        self._release_guard()
-
-    def _release_guard(self) -> None:
-        """Forget the process of an earlier start, if there is one."""
-        if self._guard is not None:
-            for stream in (self._guard.stdin, self._guard.stdout):
-                if stream is not None:
-                    stream.close()
         self._guard, self._pid = None, 0
 
 
@@ -259,7 +252,8 @@ def find_binary() -> Path:
 # The server's parent. It holds the read end of a pipe whose write end only the starting process has: however that
 # process ends, the pipe closes and the server is ended. (A death signal would not do: Linux only, and it fires when
 # the *thread* that forked ends.) Started before the server, so there is no moment without it. `stop` in the pipe means
-# that the scratch directory is still needed; silence, that nobody is left who could remove it.
+# that the scratch directory is still needed; silence, that nobody is left who could remove it. A child forked without
+# exec holds the write end too, and then the server ends with the last of them.
 _GUARD: Final = """
 import os, shutil, signal, subprocess, sys, threading
 scratch, *command = sys.argv[1:]
@@ -300,6 +294,12 @@ def _free_ports(count: int) -> Sequence[int]:
         if len(found) == count:
             break
     return found
+
+
+def _remove(directory: Path, owner_pid: int) -> None:
+    # A forked child ends with the same finalizers, while the server still uses the directory.
+    if os.getpid() == owner_pid:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _kill_if_there(pid: int) -> None:

@@ -29,11 +29,11 @@ from subagent_tasks.worker import WorkerDriver, queue_of
 class SubagentApp:
     """One declaration. `settings` are read from the environment unless given.
 
-        app = SubagentApp()
-        app.add_tool(read_file)
-        app.add_provider(SpawnProvider(model="openai:gpt-5-mini"))
-        app.add_delegation_tool(provider="spawn")
-        celery = app.celery
+    app = SubagentApp()
+    app.add_tool(read_file)
+    app.add_provider(SpawnProvider(model="openai:gpt-5-mini"))
+    app.add_delegation_tool(provider="spawn")
+    celery = app.celery
     """
 
     def __init__(self, settings: BrokerSettings | None = None) -> None:
@@ -57,7 +57,7 @@ class SubagentApp:
     def add_provider(self, provider: Provider) -> None:
         """A way to run children. A delegation tool declared for it before is checked now; if it does not fit, neither
         stays."""
-        if not isinstance(provider, Provider):
+        if not isinstance(provider, Provider):  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped callers
             raise ConfigurationError(f"add_provider expects a Provider, got {type(provider).__name__}")
         if not getattr(provider, "name", ""):
             raise ConfigurationError(f"the provider {type(provider).__name__} has no name: set its `name`")

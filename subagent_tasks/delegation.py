@@ -1,6 +1,6 @@
 """One-shot delegation: start a run, read it, list an owner's jobs, kill.
 
-What is refused is refused before anything starts, in the admitting script. Texts that only a model reads are in `tools`.
+What is refused is refused before anything starts, in the admitting script. Texts only a model reads are in `tools`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from subagent_tasks.protocol.models import InboxEntry, Mode
 from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, outcome_of
 from subagent_tasks.protocol.ports import Ids, Publisher
 from subagent_tasks.protocol.records import RunRecord, RunSpec
-from subagent_tasks.store.runs import RunStore
-
-KillWord = Literal["killed", "requested", "already_finished", "unauthorized", "unknown"]
+from subagent_tasks.store.runs import KillWord, RunStore
 
 
 class Delegation:
@@ -77,7 +75,7 @@ class Delegation:
         why = reason or DEFAULT_KILL_REASON
         kill_id = self._ids.new()
         ending = self._endings.write(record, outcome_of(None, kill_reason=why), settle_id=f"kill:{kill_id}")
-        word = await self._runs.kill(
+        return await self._runs.kill(
             run_id,
             kill_id=kill_id,
             owner=record.owner,
@@ -87,7 +85,6 @@ class Delegation:
             told="kill" if by_owner_model else "",
             ending=ending,
         )
-        return word
 
     async def collect(self, run_id: str, *, owner: str) -> RunRecord | Literal["unauthorized", "unknown"]:
         """Read a job for its owner; reading a settled one is its report, so no notice follows."""

@@ -1,6 +1,6 @@
 """One attempt at one run, as its provider sees it: the `Drive` over a lease.
 
-It owns the lease and the transcript's length, and nothing else; every write goes through one script that checks both the
+It owns the lease and the transcript's length, and nothing else; every write goes through one script that checks the
 lease and the kill flag. After `stop` every call raises `DriveStopped`, so a provider that goes on can change nothing.
 """
 

@@ -118,7 +118,7 @@ class SubagentFailed(Exception):
 class DriveStopped(BaseException):
     """Raised inside a drive when it must start no further effect.
 
-    A `BaseException`, so that an agent loop's error handling cannot swallow it. `reason` is `kill` (the run was killed),
+    A `BaseException`, so that an agent loop's error handling cannot swallow it. `reason` is `kill` (it was killed),
     `stale` (another process drives it now) or `release` (this worker is shutting down and hands the run back).
     """
 

@@ -154,7 +154,9 @@ class Executor:
             )
         match verdict:
             case "kill":
-                await self._settle(record, lease, outcome_of(None, kill_reason=record.kill_reason or DEFAULT_KILL_REASON))
+                await self._settle(
+                    record, lease, outcome_of(None, kill_reason=record.kill_reason or DEFAULT_KILL_REASON)
+                )
                 return
             case "fail":
                 await self._settle(record, lease, outcome_of(None, error=WORKER_LOST))

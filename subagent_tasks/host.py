@@ -1,7 +1,7 @@
 """A host process: opens parent sessions, passes tool calls in, receives results and notices.
 
-One connection hears of every ending. Whatever waits here is bounded, and losing this process loses nothing: a session is
-reopened by its id, a call repeated by its call id finds its run again.
+One connection hears of every ending. Whatever waits here is bounded, and losing this process loses nothing: a session
+is reopened by its id, a call repeated by its call id finds its run again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from broker_config import BrokerSettings
-from subagent_tasks.errors import BrokerUnavailable, CallerError, NoProvider, SubagentError, Unauthorized
+from subagent_tasks.errors import BrokerUnavailable, CallerError, SubagentError, Unauthorized
 from subagent_tasks.process import Process
 from subagent_tasks.protocol.ids import checked_id
 from subagent_tasks.protocol.interfaces import Provider
 from subagent_tasks.protocol.models import (
-    AgentOptions,
-    ChildResult,
     Notice,
     ToolCall,
     ToolDefinition,
-    ToolFilter,
     ToolResult,
     TranscriptEvent,
 )
@@ -132,7 +129,9 @@ class Session:
         arguments it is refused (`CONFLICT`).
         """
         if timeout is not None and not timeout > 0:
-            raise CallerError(f"timeout must be a positive number of seconds, got {timeout!r}: leave it out for the default")
+            raise CallerError(
+                f"timeout must be a positive number of seconds, got {timeout!r}: leave it out for the default"
+            )
         if call_id is not None:
             checked_id(call_id, name="call_id")
         if signal is not None and signal.is_set():
@@ -140,10 +139,12 @@ class Session:
         tool = self._tools.get(name)
         if tool is None:
             known = ", ".join(self._tools) or "(none)"
-            unknown = SubagentError(f"unknown tool {ascii(name[:100])}: the tools are {known}", code="UNKNOWN_TOOL")
+            unknown = SubagentError(f"unknown tool {name[:100]!a}: the tools are {known}", code="UNKNOWN_TOOL")
             return error_result(unknown).model_copy(update={"call_id": call_id})
         context = CallContext(self.id, call_id, signal=signal, timeout_seconds=timeout)
-        call = ToolCall(call_id=call_id, name=name, arguments=arguments if isinstance(arguments, str) else dict(arguments))
+        call = ToolCall(
+            call_id=call_id, name=name, arguments=arguments if isinstance(arguments, str) else dict(arguments)
+        )
         try:
             result = await tool.call(self._services, context, call.arguments)
         except SubagentError as error:

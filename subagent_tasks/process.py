@@ -10,11 +10,12 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 from broker_config import BrokerSettings
 from subagent_tasks.delegation import Delegation
 from subagent_tasks.protocol.keys import Keys
-from subagent_tasks.protocol.ports import Ids, Publisher, utc_now_iso
+from subagent_tasks.protocol.ports import Ids, Publisher
 from subagent_tasks.store.connection import Moves, connect
 from subagent_tasks.store.doorbell import Doorbell
 from subagent_tasks.store.heartbeat import Heartbeat
@@ -27,7 +28,7 @@ from subagent_tasks.waiting import Waiting
 
 def fresh_ids() -> Ids:
     """Random ids and the wall clock: what everything but a test uses."""
-    return Ids(new=lambda: str(uuid.uuid4()), now_iso=utc_now_iso)
+    return Ids(new=lambda: str(uuid.uuid4()), now_iso=lambda: datetime.now(UTC).isoformat())
 
 
 class Process:

@@ -1,7 +1,7 @@
 """Finding what was lost: runs of silent workers, messages nobody will ever receive, indexes of what expired.
 
-One loop, one testable step. Every process sweeps, one at a time; each finding is a move of its own that checks again, so
-a sweeper that dies or is late changes nothing wrongly.
+One loop, one testable step. Every process sweeps, one at a time; each finding is a move of its own that checks again,
+so a sweeper that dies or is late changes nothing wrongly.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 from pydantic_ai.tools import Tool as FunctionTool
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
 from subagent_tasks.errors import ConfigurationError
 
@@ -22,7 +22,7 @@ class Toolbox:
         self._names: set[str] = set()
 
     def add(self, tool: ToolLike, *, taken: frozenset[str]) -> None:
-        """Add a function or a toolset. Raises `ConfigurationError` for a name that is taken or an object that is no tool."""
+        """Add a function or a toolset. Raises `ConfigurationError` for a taken name and for what is no tool."""
         if isinstance(tool, AbstractToolset):
             toolset = cast("AbstractToolset[None]", tool)
             if isinstance(toolset, FunctionToolset):
@@ -31,12 +31,16 @@ class Toolbox:
             return
         if not callable(tool):
             raise ConfigurationError(
-                f"add_tool expects a function or a pydantic-ai toolset, got {type(tool).__name__}: pass the function itself"
+                f"add_tool expects a function or a pydantic-ai toolset, got {type(tool).__name__}: "
+                "pass the function itself"
             )
         try:
-            made = cast("FunctionTool[None]", tool if isinstance(tool, FunctionTool) else FunctionTool(tool))
+            made = cast(
+                "FunctionTool[None]",
+                tool if isinstance(tool, FunctionTool) else FunctionTool(tool),
+            )
         except Exception as error:
-            name = getattr(tool, "__name__", type(tool).__name__)
+            name = getattr(cast("object", tool), "__name__", "?")
             raise ConfigurationError(
                 f"tool {name!r} cannot be described to a model ({type(error).__name__}: {error}): "
                 "annotate its parameters with types that JSON can carry"

@@ -13,7 +13,6 @@ from subagent_tasks.protocol.ports import Publisher, RunListener
 from subagent_tasks.queue.control import install_revoke, uninstall_revoke
 from subagent_tasks.store.processes import BeatAnswer
 
-
 KILL_SECONDS = 5.0
 """How long Celery's `revoke` may wait for our kill: it is asked in the worker's main thread."""
 
@@ -108,5 +107,3 @@ class WorkerDriver:
 def queue_of(provider: Provider, namespace: str) -> str:
     """The Celery queue in which a provider's runs wait."""
     return queue_name(namespace, provider.queue or provider.name)
-
-

@@ -86,8 +86,9 @@ async def start_child(
 ) -> InProcessRun:
     """Begin a child, or go on with it where its transcript ends.
 
-    A tool that does not yield to a cancel (a synchronous one keeps its thread) is given `cancel_grace_seconds` before
-    the result is `aborted` without it, and `dispose_timeout_seconds` more before it is left behind.
+    A cancel leaves a synchronous tool behind at once: its thread ends by itself, its result is dropped. An `async` tool
+    that swallows the cancel is given `cancel_grace_seconds` before the result is `aborted` without it, and
+    `dispose_timeout_seconds` more before it is left behind. Whoever wants a tool to end first waits before cancelling.
     """
     conversation = fold(await drive.transcript(), prompt=plan.prompt)
     return InProcessRun(

@@ -1,6 +1,6 @@
-"""Everything that is written when a run ends, from its record and its outcome: pure, so that driver, sweeper and kill agree.
+"""Everything that is written when a run ends, made of its record and its outcome.
 
-The script stores it in one step; here it is decided what it says.
+Pure, so that driver, sweeper and kill agree. The script stores it in one step; here it is decided what it says.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class EndingWriter:
 def _result(run_id: str, outcome: Outcome, *, date_done: str) -> str:
     match outcome.status:
         case "completed":
-            return celery_result(
-                run_id, state="SUCCESS", result=canonical_value(run_id, outcome), date_done=date_done
-            )
+            return celery_result(run_id, state="SUCCESS", result=canonical_value(run_id, outcome), date_done=date_done)
         case "failed":
             failure = celery_failure(failure_message(outcome) or "subagent run failed")
             return celery_result(run_id, state="FAILURE", result=failure, date_done=date_done)

@@ -1,6 +1,6 @@
 """Who may drive, and what becomes of work whose driver fell silent: the lease rules, decided here, acted on elsewhere.
 
-A worker proves life with one heartbeat for everything it drives, judged by Redis time. Each run carries a fencing token,
+A worker proves life with one heartbeat for all it drives, judged by Redis time. Each run carries a fencing token,
 raised by every claim and every take-away, and every script that writes compares it: a process that slept through its
 lease can finish the one effect it had announced and commit nothing. Attempts count takings from a dead worker only, and
 return to 0 with each committed step, so work that makes progress is never given up and work that kills its workers is.
@@ -29,7 +29,9 @@ def beat_interval_seconds(lease_seconds: float) -> float:
     return lease_seconds / 3
 
 
-def is_lost_in_queue(*, since_ms: int, now_ms: int, slack_ms: int, overtaken_before_ms: int, queue_is_empty: bool) -> bool:
+def is_lost_in_queue(
+    *, since_ms: int, now_ms: int, slack_ms: int, overtaken_before_ms: int, queue_is_empty: bool
+) -> bool:
     """Whether queued work lost its message rather than merely waits (protocol §4).
 
     Queues are first in, first out: the message is gone if work queued later was claimed at least `slack_ms` ago

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 from pydantic.alias_generators import to_camel
-
 
 JobStatus = Literal["queued", "running", "stopping", "completed", "killed", "failed"]
 Mode = Literal["foreground", "background"]
@@ -80,12 +79,14 @@ class AgentOptions(Wire):
     @model_validator(mode="before")
     @classmethod
     def _split_shorthand(cls, data: Any) -> Any:
-        if isinstance(data, dict) and not data.get("provider"):
-            named = data.get("model")
-            provider, found, model = named.partition(":") if isinstance(named, str) else ("", "", "")
-            if found and provider and model:
-                return {**data, "provider": provider, "model": model}
-        return data
+        if not isinstance(data, dict):
+            return data
+        fields = cast("dict[str, Any]", data)
+        named = fields.get("model")
+        if fields.get("provider") or not isinstance(named, str):
+            return fields
+        provider, _, model = named.partition(":")
+        return {**fields, "provider": provider, "model": model} if provider and model else fields
 
 
 class ToolFilter(Wire):
@@ -108,7 +109,7 @@ class Usage(Wire):
 
 
 class ChildRequest(Wire):
-    """What a provider is asked to run. Absent fields stay absent: an empty filter or option object is never invented."""
+    """What a provider is asked to run. Absent fields stay absent: no empty filter is ever invented."""
 
     label: str
     prompt: str
@@ -177,8 +178,8 @@ class TranscriptEvent(Wire):
     """One entry of a session's append-only log.
 
     `seq` counts from 0; `at_ms` is Redis time in milliseconds. Kinds: `input` (a message taken from the inbox),
-    `request` (the parts that went to the model beside the input), `response` (one model message), `tool_call` (announced
-    before its effect), `tool_result`, `resumed` (another attempt began), `settled`.
+    `request` (the parts that went to the model beside the input), `response` (one model message), `tool_call`
+    (announced before its effect), `tool_result`, `settled`.
     """
 
     seq: int
@@ -252,7 +253,7 @@ class ToolDefinition(Wire):
 
 
 class Notice(Wire):
-    """The record that tells a parent of an ending. `id` is its place in the session's stream: readers resume after it."""
+    """What tells a parent of an ending. `id` is its place in the session's stream: readers resume after it."""
 
     id: str
     kind: str

@@ -89,7 +89,9 @@ def limited(outcome: Outcome, *, max_output_bytes: int) -> Outcome:
     if size <= max_output_bytes:
         return outcome
     kept = outcome.text.encode("utf-8", "replace")[:max_output_bytes].decode("utf-8", "ignore")
-    diagnostic = f"output of {size} bytes exceeds the limit of {max_output_bytes} bytes (SUBAGENT_TASKS_MAX_OUTPUT_BYTES)"
+    diagnostic = (
+        f"output of {size} bytes exceeds the limit of {max_output_bytes} bytes (SUBAGENT_TASKS_MAX_OUTPUT_BYTES)"
+    )
     return outcome.model_copy(
         update={
             "status": "failed",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Protocol
 
 from subagent_tasks.protocol.models import Outcome
@@ -36,7 +35,3 @@ class Ids:
 
     new: Callable[[], str]
     now_iso: Callable[[], str]
-
-
-def utc_now_iso() -> str:
-    return datetime.now(UTC).isoformat()

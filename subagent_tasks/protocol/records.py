@@ -40,7 +40,7 @@ class RunSpec(Wire):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run's record. Times are Redis milliseconds; `attempt` counts takings from dead workers since the last progress."""
+    """A run's record. Times are Redis milliseconds; `attempt` counts workers lost since the last progress."""
 
     id: str
     owner: str

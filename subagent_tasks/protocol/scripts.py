@@ -1,8 +1,8 @@
 """The declarations of the Lua scripts: one per atomic move, with the names of its keys and arguments.
 
-The `.lua` file holds the move, this file its signature; a test compares both. Each script is completed here by a prelude
-that names KEYS and ARGV, and by the states the lifecycle table lets the move leave: a script knows no rule of its own
-about states.
+The `.lua` file holds the move, this file its signature; a test compares both. Each script is completed here by a
+prelude that names KEYS and ARGV, and by the states the lifecycle table lets the move leave: a script knows no rule of
+its own about states.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ HIDDEN = "-"  # stands for the arguments in events, logs and inspect
 
 
 def activation_message(*, task: str, task_id: str, run_id: str, queue: str) -> str:
-    """The message that makes a worker of `queue` call the task named `task` with `run_id`.
+    """The message that makes a worker of `queue` call the task named `task` with `run_id` and `queue`.
 
     `task_id` is the run id for the first message of a run and an id of its own for later ones (design §3).
     Push it with LPUSH on the list named `queue`, which is what kombu uses for priority 0.

@@ -23,7 +23,7 @@ UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, 
 
 
 def connect(settings: BrokerSettings, *, max_connections: int = 32) -> redis.asyncio.Redis:
-    """A client whose every command is bounded: `redis_timeout_seconds` per try, a wait for a free connection included."""
+    """A client whose every command is bounded: `redis_timeout_seconds` per try, and as long for a free connection."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         settings.redis_py_url,
         decode_responses=True,

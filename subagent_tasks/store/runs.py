@@ -19,6 +19,7 @@ from subagent_tasks.protocol.records import RECORD_VERSION, RunRecord, RunSpec, 
 from subagent_tasks.store.connection import Moves, pairs
 
 Refusal = Literal["conflict", "unknown_owner"]
+KillWord = Literal["killed", "requested", "already_finished", "unauthorized", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +179,8 @@ class RunStore:
         authority: str,
         told: Literal["kill", ""],
         ending: Ending,
-    ) -> str:
-        """Kill a run: `killed`, `requested`, `already_finished`, `unauthorized` or `unknown`."""
+    ) -> KillWord:
+        """Kill a run, and say what came of it."""
         answer = await self._moves.run(
             scripts.KILL,
             keys=self._ending_keys(run_id, owner=owner, queue=queue),
@@ -193,7 +194,7 @@ class RunStore:
                 **self._ending_args(owner, ending),
             },
         )
-        return str(answer[0])
+        return cast("KillWord", answer[0])
 
     async def release(self, lease: Lease, *, queue: str, message: str) -> str:
         """Hand a driven run back: `released` or `stale`."""
@@ -233,14 +234,16 @@ class RunStore:
         )
         return str(answer[0])
 
-    async def collect(self, run_id: str, *, owner: str) -> RunRecord | str:
-        """Read a job for its owner; a terminal reading withdraws the notice. Or `unauthorized` or `unknown`."""
+    async def collect(self, run_id: str, *, owner: str) -> RunRecord | Literal["unauthorized", "unknown"]:
+        """Read a job for its owner; a terminal reading withdraws the notice."""
         answer = await self._moves.run(
             scripts.COLLECT,
             keys={"record": self._keys.session(run_id), "notices": self._keys.notices(owner)},
             args={"authority": owner},
         )
-        return read_record(pairs(answer[1])) if answer[0] == "job" else str(answer[0])
+        if answer[0] == "job":
+            return read_record(pairs(answer[1]))
+        return cast('Literal["unauthorized", "unknown"]', answer[0])
 
     async def forget(self, run_id: str, *, owner: str, expiry: str) -> None:
         """Drop an expired job from its owner's index."""
@@ -252,7 +255,7 @@ class RunStore:
 
     async def get(self, run_id: str) -> RunRecord | None:
         """The record as it stands, or None when there is none or the id is a parent session's."""
-        fields = await self._moves.read(self._moves.client.hgetall(self._keys.session(run_id)))
+        fields = cast("dict[str, str]", await self._moves.read(self._moves.client.hgetall(self._keys.session(run_id))))
         return read_record(fields) if fields.get("state") else None
 
     async def get_many(self, run_ids: Sequence[str]) -> list[RunRecord | None]:

@@ -29,7 +29,9 @@ class SessionStore:
             args={"id": session_id, "version": RECORD_VERSION, "retention_ms": self._retention_ms},
         )
         if word == "not_a_parent":
-            raise CallerError(f"session {session_id!r} is a child's: open your own session and act on the child through it")
+            raise CallerError(
+                f"session {session_id!r} is a child's: open your own session and act on the child through it"
+            )
         if word == "unsupported":
             raise UnsupportedVersion(
                 f"session {session_id!r} was written with record version {details[0]}, this process reads up to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import redis.asyncio
@@ -15,7 +16,7 @@ LIVING = ("processes", "clock", "sweeper", "expiring", "overtaken")
 async def assert_settled(client: redis.asyncio.Redis, namespace: str) -> None:
     """No run of the namespace is queued, driven or suspended."""
     open_runs: list[str] = []
-    async for key in client.scan_iter(match=f"{{{namespace}}}:session:*"):
+    async for key in cast("AsyncIterator[str]", client.scan_iter(match=f"{{{namespace}}}:session:*")):
         state = await cast("Any", client.hget(key, "state"))
         if state is not None and state != "settled":
             open_runs.append(f"{key} is {state}")
@@ -29,8 +30,7 @@ async def assert_no_leaked_keys(client: redis.asyncio.Redis, namespace: str) -> 
     """
     keys = Keys(namespace)
     leaked: list[str] = []
-    async for key in client.scan_iter(match="*"):
-        name = str(key)
+    async for name in cast("AsyncIterator[str]", client.scan_iter(match="*")):
         if keys.is_ours(name):
             kind = name.partition("}:")[2].partition(":")[0]
             if kind in LIVING:

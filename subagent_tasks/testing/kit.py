@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +48,7 @@ async def fake_app(
     worker: bool = True,
     check_leaks: bool = True,
     **delegation: Any,
-) -> AsyncIterator[Kit]:
+) -> AsyncGenerator[Kit]:
     """A declared app with a running worker and an open session, on fakeredis behind a socket.
 
     `model` serves the provider `spawn`; `providers` are declared beside it. Further keyword arguments configure the
@@ -59,7 +59,11 @@ async def fake_app(
     with ExitStack() as stack:
         url = url or stack.enter_context(FakeServer()).url
         # A namespace of its own, so that tests can share a server.
-        overrides = {"broker_url": url, "namespace": f"test-{uuid.uuid4().hex[:12]}", **(settings or {})}
+        overrides: dict[str, Any] = {
+            "broker_url": url,
+            "namespace": f"test-{uuid.uuid4().hex[:12]}",
+            **(settings or {}),
+        }
         app = SubagentApp(BrokerSettings(**overrides))
         for tool in tools:
             app.add_tool(tool)

@@ -13,9 +13,7 @@ T = TypeVar("T")
 POLL_SECONDS = 0.01
 
 
-async def wait_until(
-    condition: Callable[[], T | Awaitable[T]], *, description: str, timeout_seconds: float = 5.0
-) -> T:
+async def wait_until(condition: Callable[[], T | Awaitable[T]], *, description: str, timeout_seconds: float = 5.0) -> T:
     """Wait until `condition()`, awaited if need be, is true, and return what it gave.
 
     Raises `AssertionError` naming the description and the last value.

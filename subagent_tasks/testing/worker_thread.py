@@ -36,7 +36,7 @@ class WorkerThread:
             hostname=anon_nodename(),
             pool=POOL_PATH,
             loglevel=logging.WARNING,
-            ready_callback=lambda _: self._ready.set(),
+            ready_callback=self._on_ready,
             without_heartbeat=True,
             without_mingle=True,
             without_gossip=True,
@@ -61,6 +61,9 @@ class WorkerThread:
         state.should_stop = None
         if self._thread.is_alive():
             raise RuntimeError(f"the worker thread did not stop within {STOP_SECONDS:g} s")
+
+    def _on_ready(self, _consumer: object) -> None:
+        self._ready.set()
 
     def _run(self) -> None:
         try:

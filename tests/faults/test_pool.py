@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,13 @@ import redis
 import toy_app
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 from celery.worker import state as worker_state
-from toy_app import Stage, in_thread, push, toy, wait_until, worker_process
+from toy_app import Stage, push, toy, wait_until, worker_process
 
+from broker_config.embedded import EmbeddedServer
 from subagent_tasks.queue.control import install_revoke, uninstall_revoke
+from subagent_tasks.queue.pool import POOL_PATH
+from subagent_tasks.testing.fake_server import FakeServer
+from subagent_tasks.testing.worker_thread import WorkerThread
 
 pytestmark = [
     # Celery's result backend still calls SETEX, which redis-py 8 deprecates.
@@ -24,58 +28,50 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["fakeredis", "bundled server"])
-def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if request.param == "fakeredis":
-        with toy_app.fake_server() as url:
-            yield url
-    else:
-        with toy_app.real_server(tmp_path_factory.mktemp("pool")) as (_, url):
-            yield url
+@pytest.fixture(scope="module", params=[FakeServer, EmbeddedServer])
+def servers(request: pytest.FixtureRequest) -> Iterator[str]:
+    with request.param() as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with toy_app.real_server(tmp_path_factory.mktemp("pool")) as (_, url):
-        yield url
+def url() -> Iterator[str]:
+    with EmbeddedServer() as server:
+        yield server.url
 
 
 class Toy:
-    """One worker in this process with its stage."""
+    """One worker in this process, its stage and a client."""
 
-    def __init__(self, url: str, client: redis.Redis, *, concurrency: int) -> None:
-        self.client = client
+    def __init__(self, url: str) -> None:
+        self.client = redis.Redis.from_url(url)
+        self.client.flushall()
         self.stage = Stage(url)
         self.app = toy(url, stage=self.stage, worker_disable_prefetch=True)
-        self.concurrency = concurrency
-        self.worker: Any = None
 
     def until(self, what: str, count: int) -> None:
         wait_until(lambda: self.stage.counts[what] >= count, description=f"{count} x {what}")
 
 
+Start = Callable[[str, int], Toy]
+
+
 @pytest.fixture
-def start(request: pytest.FixtureRequest) -> Iterator[Any]:
+def start() -> Iterator[Start]:
     """`start(url, concurrency)` gives a running `Toy`."""
-    opened: list[Any] = []
+    with contextlib.ExitStack() as stack:
 
-    def open_toy(url: str, concurrency: int) -> Toy:
-        client = redis.Redis.from_url(url)
-        client.flushall()
-        toy_ = Toy(url, client, concurrency=concurrency)
-        context = in_thread(toy_.app, concurrency=concurrency)
-        toy_.worker = context.__enter__()
-        opened.append((context, toy_))
-        return toy_
+        def open_toy(url: str, concurrency: int) -> Toy:
+            running = Toy(url)
+            stack.callback(running.client.close)
+            stack.callback(running.app.close)
+            stack.enter_context(WorkerThread(running.app, concurrency=concurrency))
+            return running
 
-    yield open_toy
-    for context, toy_ in opened:
-        context.__exit__(None, None, None)
-        toy_.app.close()
-        toy_.client.close()
+        yield open_toy
 
 
-def test_activations_run_on_one_loop_without_a_thread_each(servers: str, start: Any) -> None:
+def test_activations_run_on_one_loop_without_a_thread_each(servers: str, start: Start) -> None:
     """Brief of the pool: coroutine first. 300 no-ops at `-c 100`, from hand-built messages."""
     running = start(servers, 100)
     push(running.client, *(f"noop-{i}" for i in range(300)))
@@ -83,22 +79,22 @@ def test_activations_run_on_one_loop_without_a_thread_each(servers: str, start: 
     assert running.stage.threads == {"activations"}
 
 
-def test_a_plain_function_task_has_its_result(servers: str, start: Any) -> None:
+def test_a_plain_function_task_has_its_result(servers: str, start: Start) -> None:
     """Other people's tasks keep working beside ours."""
     assert start(servers, 4).app.send_task("toy.add", (1, 2)).get(timeout=5) == 3
 
 
-def test_a_coroutine_task_is_awaited_never_stored(servers: str, start: Any) -> None:
+def test_a_coroutine_task_is_awaited_never_stored(servers: str, start: Start) -> None:
     """Field fault 7: `async def` stored as SUCCESS without running."""
     assert start(servers, 4).app.send_task("toy.add_async", (1, 2)).get(timeout=5) == 3
 
 
-def test_autoretry_sees_the_exception_of_a_coroutine_task(url: str, start: Any) -> None:
+def test_autoretry_sees_the_exception_of_a_coroutine_task(url: str, start: Start) -> None:
     """facts-celery §6: it is silently ignored where the tracer only sees a coroutine."""
     assert start(url, 4).app.send_task("toy.flaky").get(timeout=5) == 2
 
 
-def test_no_more_than_the_limit_run_at_once(url: str, start: Any) -> None:
+def test_no_more_than_the_limit_run_at_once(url: str, start: Start) -> None:
     """`-c` is a cap; a message over it is neither started nor acknowledged."""
     running = start(url, 3)
     push(running.client, *(f"hold-{i}" for i in range(10)))
@@ -108,7 +104,7 @@ def test_no_more_than_the_limit_run_at_once(url: str, start: Any) -> None:
     assert running.stage.most_at_once == 3
 
 
-def test_a_full_worker_leaves_the_rest_on_the_queue(url: str, start: Any) -> None:
+def test_a_full_worker_leaves_the_rest_on_the_queue(url: str, start: Start) -> None:
     """Field fault 5: no hoarding, with `worker_disable_prefetch`."""
     running = start(url, 2)
     push(running.client, *(f"hold-{i}" for i in range(20)))
@@ -119,7 +115,7 @@ def test_a_full_worker_leaves_the_rest_on_the_queue(url: str, start: Any) -> Non
     running.until("hold ended", 20)
 
 
-def test_a_thousand_waiting_coroutines_fit_one_process(url: str, start: Any) -> None:
+def test_a_thousand_waiting_coroutines_fit_one_process(url: str, start: Start) -> None:
     """facts-celery §0: one process holds 1000."""
     running = start(url, 1000)
     push(running.client, *(f"hold-{i}" for i in range(1000)))
@@ -129,7 +125,7 @@ def test_a_thousand_waiting_coroutines_fit_one_process(url: str, start: Any) -> 
     assert running.stage.most_at_once == 1000
 
 
-def test_an_activation_that_raises_frees_its_slot_and_stores_nothing(url: str, start: Any) -> None:
+def test_an_activation_that_raises_frees_its_slot_and_stores_nothing(url: str, start: Start) -> None:
     """Protocol §2: Celery writes no result of ours."""
     running = start(url, 1)
     push(running.client, "raise-1")
@@ -139,17 +135,16 @@ def test_an_activation_that_raises_frees_its_slot_and_stores_nothing(url: str, s
 
 
 def test_what_an_activation_raised_is_logged_by_type_only(
-    url: str, start: Any, caplog: pytest.LogCaptureFixture
+    url: str, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """P14."""
     running = start(url, 1)
-    logging.getLogger().addHandler(caplog.handler)  # the worker's start replaced the handlers
     push(running.client, "raise-1")
     wait_until(lambda: "ValueError" in caplog.text, description="the failure is logged")
     assert "secret" not in caplog.text
 
 
-def test_inspect_does_not_show_the_arguments(url: str, start: Any) -> None:
+def test_inspect_does_not_show_the_arguments(url: str, start: Start) -> None:
     """P14."""
     running = start(url, 1)
     push(running.client, "hold-1")
@@ -159,7 +154,7 @@ def test_inspect_does_not_show_the_arguments(url: str, start: Any) -> None:
     assert [(task["id"], task["args"]) for task in active] == [("hold-1", "-")]
 
 
-def test_inspect_counts_what_runs(url: str, start: Any) -> None:
+def test_inspect_counts_what_runs(url: str, start: Start) -> None:
     """The operator sees the pool in `celery inspect stats`."""
     running = start(url, 3)
     push(running.client, "hold-1")
@@ -167,7 +162,7 @@ def test_inspect_counts_what_runs(url: str, start: Any) -> None:
     (stats,) = running.app.control.inspect(timeout=1).stats().values()
     running.stage.open_gate()
     assert {**stats["pool"]} == {
-        "implementation": toy_app.POOL_PATH,
+        "implementation": POOL_PATH,
         "max-concurrency": 3,
         "activations": 1,
         "other-tasks": 0,
@@ -175,14 +170,14 @@ def test_inspect_counts_what_runs(url: str, start: Any) -> None:
     }
 
 
-def test_a_coroutine_task_meets_its_soft_limit(url: str, start: Any) -> None:
+def test_a_coroutine_task_meets_its_soft_limit(url: str, start: Start) -> None:
     """Celery's time limits hold for other people's coroutines."""
     result = start(url, 2).app.send_task("toy.long", (30,), soft_time_limit=0.2)
     with pytest.raises(SoftTimeLimitExceeded):
         result.get(timeout=5)
 
 
-def test_a_coroutine_task_meets_its_hard_limit(url: str, start: Any) -> None:
+def test_a_coroutine_task_meets_its_hard_limit(url: str, start: Start) -> None:
     """As above; the coroutine is cancelled, its `finally` runs."""
     running = start(url, 2)
     result = running.app.send_task("toy.long", (30,), time_limit=0.2)
@@ -191,7 +186,7 @@ def test_a_coroutine_task_meets_its_hard_limit(url: str, start: Any) -> None:
     running.until("long ended", 1)
 
 
-def test_a_terminated_coroutine_task_is_cancelled_and_revoked(url: str, start: Any) -> None:
+def test_a_terminated_coroutine_task_is_cancelled_and_revoked(url: str, start: Start) -> None:
     """Field fault 14: revoke does nothing on threads."""
     running = start(url, 2)
     result = running.app.send_task("toy.long", (30,))
@@ -202,7 +197,7 @@ def test_a_terminated_coroutine_task_is_cancelled_and_revoked(url: str, start: A
     running.until("long ended", 1)
 
 
-def test_a_task_that_exits_fails_and_takes_nothing_with_it(url: str, start: Any) -> None:
+def test_a_task_that_exits_fails_and_takes_nothing_with_it(url: str, start: Start) -> None:
     """A thread and a shared loop cannot end the way a prefork child does."""
     running = start(url, 2)
     assert running.app.send_task("toy.leave").get(timeout=5, propagate=False) is not None
@@ -213,7 +208,7 @@ def test_a_task_that_exits_fails_and_takes_nothing_with_it(url: str, start: Any)
 def test_the_lifecycle_is_started_released_and_stopped_in_order(url: str) -> None:
     """Protocol §4: release every drive before anything it needs goes away."""
     stage = Stage(url)
-    with in_thread(toy(url, stage=stage), concurrency=1):
+    with WorkerThread(toy(url, stage=stage), concurrency=1):
         assert stage.calls == ["start"]
     assert stage.calls == ["start", "release", "stop"]
 
@@ -225,11 +220,11 @@ class TestRevoke:
         uninstall_revoke()
         worker_state.revoked.clear()
 
-    def ask(self, running: Any, ids: list[str], **options: Any) -> Any:
+    def ask(self, running: Toy, ids: list[str], **options: Any) -> Any:
         ((answer,),) = [list(r.values()) for r in running.app.control.revoke(ids, reply=True, timeout=1, **options)]
         return answer
 
-    def test_an_id_of_ours_becomes_a_kill_and_stores_nothing(self, url: str, start: Any) -> None:
+    def test_an_id_of_ours_becomes_a_kill_and_stores_nothing(self, url: str, start: Start) -> None:
         """Protocol §2: Celery's own `revoke` must not write our results."""
         running = start(url, 1)
         killed: list[tuple[str, bool]] = []
@@ -239,7 +234,7 @@ class TestRevoke:
         assert not running.client.exists("celery-task-meta-run-1")
         assert "run-1" not in worker_state.revoked
 
-    def test_an_id_of_others_goes_to_the_stock_command(self, url: str, start: Any) -> None:
+    def test_an_id_of_others_goes_to_the_stock_command(self, url: str, start: Start) -> None:
         """The two kinds may come in one command."""
         running = start(url, 1)
         install_revoke(lambda id, terminate: id == "run-1")
@@ -247,7 +242,7 @@ class TestRevoke:
         assert ("other-1" in worker_state.revoked, "run-1" in worker_state.revoked) == (True, False)
         assert running.app.AsyncResult("other-1").state == "REVOKED"
 
-    def test_an_id_that_could_not_be_judged_is_left_alone_and_reported(self, url: str, start: Any) -> None:
+    def test_an_id_that_could_not_be_judged_is_left_alone_and_reported(self, url: str, start: Start) -> None:
         """With Redis away, the stock command could write over a result of ours."""
         running = start(url, 1)
 
@@ -258,7 +253,7 @@ class TestRevoke:
         assert "error" in self.ask(running, ["run-1"])
         assert "run-1" not in worker_state.revoked
 
-    def test_the_terminate_command_is_a_kill_too(self, url: str, start: Any) -> None:
+    def test_the_terminate_command_is_a_kill_too(self, url: str, start: Start) -> None:
         """Celery's `terminate` calls its own `revoke`, past the registry."""
         running = start(url, 1)
         killed: list[tuple[str, bool]] = []
@@ -266,7 +261,7 @@ class TestRevoke:
         running.app.control.terminate("run-1", reply=True, timeout=1)
         assert killed == [("run-1", True)]
 
-    def test_installing_twice_asks_the_last_one_once(self, url: str, start: Any) -> None:
+    def test_installing_twice_asks_the_last_one_once(self, url: str, start: Start) -> None:
         """Two worker starts in one process."""
         running = start(url, 1)
         first: list[str] = []
@@ -276,7 +271,7 @@ class TestRevoke:
         self.ask(running, ["run-1"])
         assert (first, second) == ([], ["run-1"])
 
-    def test_a_revoked_id_does_not_stop_an_activation(self, url: str, start: Any) -> None:
+    def test_a_revoked_id_does_not_stop_an_activation(self, url: str, start: Start) -> None:
         """facts-celery §6: stock workers drop every later message of a revoked id for hours. Here the claim decides."""
         running = start(url, 1)
         worker_state.revoked.add("noop-1")

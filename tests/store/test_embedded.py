@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import pytest
 import redis
-from celery import Celery
-from celery.contrib.testing.worker import start_worker
+from celery import Celery  # pyright: ignore[reportMissingTypeStubs]  # Celery ships none
+from celery.contrib.testing import worker as testing  # pyright: ignore[reportMissingTypeStubs]  # as above
+from redis.exceptions import NoPermissionError
 
 from broker_config import (
     ACL_FILE,
@@ -34,14 +35,15 @@ from broker_config.embedded import find_binary
 START = "import broker_config as b, sys; s = b.EmbeddedServer(); s.start(); print(s.pid, s.port, s.scratch, flush=True)"
 
 
+def connect(server: EmbeddedServer, *, login: str = "", timeout_seconds: float = 5) -> Any:
+    url = load_settings(broker_url=server.url.replace("://", f"://{login}@" if login else "://")).redis_py_url
+    return cast("Any", redis.Redis).from_url(url, socket_timeout=timeout_seconds, decode_responses=True, retry=None)
+
+
 def call(server: EmbeddedServer, *command: object, login: str = "", timeout_seconds: float = 5) -> Any:
     """One command on a connection of its own."""
-    url = load_settings(broker_url=server.url.replace("://", f"://{login}@" if login else "://")).redis_py_url
-    client = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]  # redis-py leaves **kwargs untyped
-        url, socket_timeout=timeout_seconds, decode_responses=True, retry=None
-    )
-    with client:
-        return cast("Any", client).execute_command(*command)
+    with connect(server, login=login, timeout_seconds=timeout_seconds) as client:
+        return client.execute_command(*command)
 
 
 def wait_until(condition: Callable[[], bool], *, description: str, timeout_seconds: float = 5) -> None:
@@ -181,6 +183,28 @@ def test_a_parent_that_just_ends_leaves_no_server() -> None:
     wait_until(lambda: not Path(scratch).exists(), description="its files are gone")
 
 
+def test_a_guard_that_is_killed_leaves_the_server_to_stop(own_server: EmbeddedServer) -> None:
+    """Whatever the out-of-memory killer picks, `stop` ends the server, and `start` works again."""
+    pid = own_server.pid
+    parent = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, timeout=5, check=True)
+    os.kill(int(parent.stdout), signal.SIGKILL)
+    wait_until(lambda: not own_server.is_running, description="the guard is gone")
+    own_server.start()
+    assert not lives(pid)
+    assert call(own_server, "PING") is True
+
+
+def test_a_forked_child_that_ends_takes_nothing_with_it(own_server: EmbeddedServer) -> None:
+    """Workers that fork inherit the object, and its finalizers."""
+    child = os.fork()
+    if child == 0:
+        own_server._remove_scratch()  # pyright: ignore[reportPrivateUsage]  # what the interpreter calls at exit
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert own_server.scratch.exists()
+    assert call(own_server, "PING") is True
+
+
 def test_a_thread_that_started_it_may_end() -> None:
     """A death signal would fire here."""
     server = EmbeddedServer()
@@ -211,9 +235,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
     silent.write_text("#!/bin/sh\necho still loading\nexec sleep 60\n")
     silent.chmod(0o700)
     server = EmbeddedServer(binary=silent, ready_timeout_seconds=0.3)
-    with pytest.raises(
-        EmbeddedServerError, match=r"(?s)silent-server did not answer within 0.3 seconds.*still loading"
-    ):
+    with pytest.raises(EmbeddedServerError, match=r"(?s)did not answer within 0.3 seconds.*still loading"):
         server.start()
     assert not server.is_running
     server.close()
@@ -292,7 +314,7 @@ def test_nobody_gets_in_without_a_login(guarded: EmbeddedServer) -> None:
 def test_a_health_check_may_ping_and_no_more(guarded: EmbeddedServer) -> None:
     """users.acl: `health`."""
     assert call(guarded, "PING", login="health:any") is True
-    with pytest.raises(redis.NoPermissionError):
+    with pytest.raises(NoPermissionError):
         call(guarded, "GET", "celery-task-meta-1", login="health:any")
 
 
@@ -311,10 +333,6 @@ SCRIPT = "redis.call('XADD', KEYS[1], '*', 'a', 'b'); redis.call('LPUSH', KEYS[2
         ("PUBLISH", "celery-task-meta-1", "x"),
         ("PUBLISH", "{subagent-tasks}:to-session:1", "x"),
         ("PUBLISH", "/0.celery.pidbox", "x"),
-        ("SUBSCRIBE", "{subagent-tasks}:to-session:1"),
-        ("SUBSCRIBE", "celery-task-meta-1"),
-        ("PSUBSCRIBE", "/0.celery.pidbox"),
-        ("PSUBSCRIBE", "/0.celeryev/worker.*"),
         ("SCRIPT", "LOAD", SCRIPT),
         ("INFO",),
         ("TIME",),
@@ -323,6 +341,23 @@ SCRIPT = "redis.call('XADD', KEYS[1], '*', 'a', 'b'); redis.call('LPUSH', KEYS[2
 def test_the_application_may_do_what_it_needs(guarded: EmbeddedServer, command: tuple[object, ...]) -> None:
     """users.acl: `subagent-tasks`."""
     call(guarded, *command, login=APP_LOGIN)
+
+
+@pytest.mark.parametrize(
+    ("verb", "channel"),
+    [
+        ("subscribe", "{subagent-tasks}:to-session:1"),
+        ("subscribe", "celery-task-meta-1"),
+        ("psubscribe", "/0.celery.pidbox"),
+        ("psubscribe", "/0.celeryev/worker.*"),
+        ("psubscribe", "/0.celeryev/*"),
+    ],
+)
+def test_the_application_may_listen_where_it_needs(guarded: EmbeddedServer, verb: str, channel: str) -> None:
+    """users.acl: our doorbells, results, and what a Celery worker and Flower subscribe to."""
+    with connect(guarded, login=APP_LOGIN) as client, client.pubsub() as channels:
+        getattr(channels, verb)(channel)
+        assert channels.get_message(timeout=5)["type"] == verb
 
 
 @pytest.mark.parametrize(
@@ -338,7 +373,6 @@ def test_the_application_may_do_what_it_needs(guarded: EmbeddedServer, command: 
         ("CLIENT", "LIST"),
         ("FUNCTION", "FLUSH"),
         ("SCRIPT", "FLUSH"),
-        ("DEBUG", "SLEEP", 0),
         ("REPLICAOF", "host", 1),
         ("GET", "somebody-elses"),
         ("SET", "{other}:session:1", "x"),
@@ -348,7 +382,7 @@ def test_the_application_may_do_what_it_needs(guarded: EmbeddedServer, command: 
 )
 def test_the_application_may_do_no_more(guarded: EmbeddedServer, command: tuple[object, ...]) -> None:
     """users.acl: least privilege."""
-    with pytest.raises(redis.NoPermissionError):
+    with pytest.raises(NoPermissionError):
         call(guarded, *command, login=APP_LOGIN)
 
 
@@ -360,32 +394,32 @@ def test_a_celery_worker_runs_as_the_restricted_user(place: str) -> None:
     """users.acl and celery_settings together: a task, remote control, and nothing refused."""
     with EmbeddedServer(unix_socket=place == "socket", options={"aclfile": str(ACL_FILE)}) as server:
         settings = load_settings(broker_url=server.url.replace("://", f"://{APP_LOGIN}@"))
-        app = Celery("embedded-test", set_as_current=False)
+        app = cast("Any", Celery("embedded-test", set_as_current=False))
         app.conf.update(celery_settings(settings), task_queues=kombu_queues(settings.namespace, ["spawn"]))
         ran = threading.Event()
 
         def run() -> None:
             ran.set()
 
-        task = cast("Any", app).task(name="embedded-test")(run)
+        task = app.task(name="embedded-test", shared=False)(run)
         app.set_current()
-        worker = cast("Any", start_worker)(
+        worker = cast("Any", testing).start_worker(
             app, pool="threads", concurrency=1, perform_ping_check=False, loglevel="ERROR", shutdown_timeout=5
         )
         with worker:
             task.apply_async(queue=queue_name(settings.namespace, "spawn"))
             assert ran.wait(5)
-            assert cast("Any", app).control.inspect(timeout=2, limit=1).ping()
-        cast("Any", app).close()
+            assert app.control.inspect(timeout=2, limit=1).ping()
+        app.close()
 
 
 def test_a_misspelt_queue_is_refused_by_celery(server: EmbeddedServer) -> None:
     """P13: a worker on a queue that nobody writes to would idle for ever."""
     settings = load_settings(broker_url=server.url)
-    app = Celery("embedded-test", set_as_current=False)
+    app = cast("Any", Celery("embedded-test", set_as_current=False))
     app.conf.update(celery_settings(settings), task_queues=kombu_queues(settings.namespace, ["spawn"]))
     with pytest.raises(KeyError):
-        cast("Any", app).amqp.queues.select(["subagent-tasks.subagents.spwan"])
+        app.amqp.queues.select(["subagent-tasks.subagents.spwan"])
 
 
 def test_the_binary_is_found_without_loading_a_client() -> None:

@@ -19,11 +19,11 @@ def test_every_id_celery_looks_at_is_the_task_id() -> None:
     assert ids == {"id-1"}
 
 
-def test_a_later_message_of_a_run_carries_the_run_id_as_its_only_argument() -> None:
+def test_a_later_message_of_a_run_still_names_the_run_and_the_queue_it_came_through() -> None:
     """Design §3: later messages have ids of their own."""
     parsed = json.loads(message(task_id="id-2"))
     args, kwargs, _ = json.loads(parsed["body"])
-    assert (parsed["headers"]["id"], args, kwargs) == ("id-2", ["run-1"], {})
+    assert (parsed["headers"]["id"], args, kwargs) == ("id-2", ["run-1", "q"], {})
 
 
 def test_the_body_is_plain_text() -> None:
@@ -56,4 +56,4 @@ def test_the_same_ids_give_the_same_bytes() -> None:
 def test_text_that_is_not_ascii_survives() -> None:
     """Ids come from callers."""
     args, _, _ = json.loads(json.loads(message(run_id="größe-✓"))["body"])
-    assert args == ["größe-✓"]
+    assert args == ["größe-✓", "q"]
