@@ -126,7 +126,7 @@ class EmbeddedServer:
 
     def kill(self) -> None:
         """SIGKILL: what a crash or the out-of-memory killer does. `start` afterwards recovers from the log."""
-        os.kill(self.pid, signal.SIGKILL)
+        _kill_if_there(self.pid)
         self._end_guard(timeout_seconds=5)
 
     def restart(self) -> None:
@@ -224,11 +224,16 @@ class EmbeddedServer:
         try:
             guard.communicate(b"stop", timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
-            os.kill(self._pid, signal.SIGKILL)
-            guard.wait(timeout=5)
-        if guard.returncode < 0 and self._pid:
-            # The guard was killed from outside, so nobody ended the server.
+            # Process 0 would be our own group. A guard that has not yet told the pid ends the server by itself.
+            if self._pid:
+                _kill_if_there(self._pid)
+                guard.communicate(timeout=5)
+        if self._pid and guard.returncode < 0:
+            # The guard was killed from outside, so nobody ended the server, and it is no child of ours to wait for.
             _kill_if_there(self._pid)
+            deadline = time.monotonic() + 5
+            while self._answers() and time.monotonic() < deadline:
+                time.sleep(0.005)
         self._guard, self._pid = None, 0
 
 

@@ -93,7 +93,8 @@ class Session:
     def __init__(self, session_id: str, *, reader: str, process: Process, tools: Mapping[str, Tool]) -> None:
         self.id = session_id
         self._reader = reader
-        self._process = process
+        self._held = process
+        self._closed = False
         self._tools = tools
         self._services = ToolServices(
             delegation=process.delegation,
@@ -102,6 +103,14 @@ class Session:
             process_id=process.id,
             new_id=process.ids.new,
         )
+
+    @property
+    def _process(self) -> Process:
+        # Once nobody listens any more, a call would wait for an ending that it cannot hear.
+        if self._closed or not self._held.is_running:
+            what = "the session is closed" if self._closed else "its host has stopped"
+            raise CallerError(f"session {self.id!r}: {what}; open it again with host.open_session({self.id!r})")
+        return self._held
 
     @property
     def tools(self) -> list[ToolDefinition]:
@@ -126,27 +135,25 @@ class Session:
 
         `signal` set, or the awaiting task cancelled, ends a foreground child. `timeout` is in seconds; without one a
         foreground call waits at most the run limit. A `call_id` repeated gives the same run and result; with other
-        arguments it is refused (`CONFLICT`).
+        arguments it is refused (`CONFLICT`). Raises `CallerError` for a session that is closed, and for a `timeout` or
+        `call_id` that cannot be one.
         """
-        if timeout is not None and not timeout > 0:
-            raise CallerError(
-                f"timeout must be a positive number of seconds, got {timeout!r}: leave it out for the default"
-            )
+        _check_timeout(timeout)
+        _ = self._process
         if call_id is not None:
             checked_id(call_id, name="call_id")
         if signal is not None and signal.is_set():
             return aborted_before_dispatch().model_copy(update={"call_id": call_id})
-        tool = self._tools.get(name)
+        tool = next((tool for known, tool in self._tools.items() if known == name), None)
         if tool is None:
             known = ", ".join(self._tools) or "(none)"
-            unknown = SubagentError(f"unknown tool {name[:100]!a}: the tools are {known}", code="UNKNOWN_TOOL")
+            unknown = SubagentError(f"unknown tool {ascii(name)[:100]}: the tools are {known}", code="UNKNOWN_TOOL")
             return error_result(unknown).model_copy(update={"call_id": call_id})
         context = CallContext(self.id, call_id, signal=signal, timeout_seconds=timeout)
-        call = ToolCall(
-            call_id=call_id, name=name, arguments=arguments if isinstance(arguments, str) else dict(arguments)
-        )
+        # What is neither an object nor JSON text of one is for the tool to refuse, in its own words.
+        given: Any = ToolCall(name=name, arguments=arguments).arguments if isinstance(arguments, str) else arguments
         try:
-            result = await tool.call(self._services, context, call.arguments)
+            result = await tool.call(self._services, context, given)
         except SubagentError as error:
             result = error_result(error)
         return result.model_copy(update={"call_id": call_id})
@@ -156,7 +163,8 @@ class Session:
 
         Subscribed before reading, so nothing falls between replay and live; an outage of Redis is waited out.
         """
-        bell = self._process.waiting.add_bell(self.id)
+        waiting = self._process.waiting
+        bell = waiting.add_bell(self.id)
         try:
             after: str | None = None
             while True:
@@ -173,7 +181,7 @@ class Session:
                 if not batch:
                     await bell.wait()
         finally:
-            self._process.waiting.remove_bell(self.id, bell)
+            waiting.remove_bell(self.id, bell)
 
     async def acknowledge(self, notice: Notice) -> None:
         """This reader is done with the notice and all before it: a reopened session goes on behind it."""
@@ -210,7 +218,17 @@ class Session:
             for record in await self._process.delegation.jobs(self.id):
                 if not record.is_settled:
                     await self._process.delegation.kill(record.id, authority=self.id, reason="owner disposed")
-        await self._process.waiting.detach(self.id)
+        if not self._closed:
+            self._closed = True
+            await self._held.waiting.detach(self.id)
+
+
+def _check_timeout(timeout_seconds: object) -> None:
+    is_number = isinstance(timeout_seconds, int | float) and not isinstance(timeout_seconds, bool)
+    if timeout_seconds is not None and not (is_number and timeout_seconds > 0):
+        raise CallerError(
+            f"timeout must be a positive number of seconds, got {timeout_seconds!r}: leave it out for the default"
+        )
 
 
 FOLLOW_SECONDS = 0.2

@@ -63,6 +63,11 @@ class Process:
         self._heartbeat: Heartbeat | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it beats and listens."""
+        return self._heartbeat is not None
+
     async def start(
         self,
         *,

@@ -75,7 +75,8 @@ class Sweeper:
     async def sweep_once(self) -> Swept:
         """Look once at everything that may have been lost."""
         swept = Swept()
-        sweep = await self._processes.guard(self._process_id, hold_ms=int(self._settings.lease_seconds * 1000))
+        # Half a lease: a sweeper that dies must not keep the others from finding the dead within two leases.
+        sweep = await self._processes.guard(self._process_id, hold_ms=int(self._settings.lease_seconds * 500))
         if sweep is None:
             return swept
         swept.ran = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from typing import Any
 
 from subagent_tasks.errors import BrokerUnavailable
@@ -29,18 +30,27 @@ class Waiting:
         self._keys = keys
         self._recheck_seconds = recheck_seconds
         self._futures: dict[str, asyncio.Future[Outcome]] = {}
+        # run id -> how many wait for it: whoever gives up first leaves the future to the others
+        self._waiters: Counter[str] = Counter()
         self._bells: dict[str, set[asyncio.Event]] = {}
+        # session id -> how many open it here: each reader of its notices is one
+        self._attached: Counter[str] = Counter()
         self._look_again = asyncio.Event()
 
     async def attach(self, session_id: str) -> None:
         """Hear of this session's endings; returns once nothing can be missed any more."""
-        if session_id not in self._bells:
-            self._bells[session_id] = set()
-            await self._doorbell.listen(
-                self._keys.session_channel(session_id), lambda text: self._on_message(session_id, text)
-            )
+        self._bells.setdefault(session_id, set())
+        await self._doorbell.listen(
+            self._keys.session_channel(session_id), lambda text: self._on_message(session_id, text)
+        )
+        self._attached[session_id] += 1
 
     async def detach(self, session_id: str) -> None:
+        """Stop listening, once everybody who attached has left."""
+        self._attached[session_id] -= 1
+        if self._attached[session_id] > 0:
+            return
+        del self._attached[session_id]
         self._bells.pop(session_id, None)
         await self._doorbell.leave(self._keys.session_channel(session_id))
 
@@ -50,10 +60,15 @@ class Waiting:
         if future is None:
             future = asyncio.get_running_loop().create_future()
             self._futures[run_id] = future
+        self._waiters[run_id] += 1
         return future
 
     def forget(self, run_id: str) -> None:
-        """Nobody waits for this run here any more."""
+        """One of those who expected the run waits no more."""
+        self._waiters[run_id] -= 1
+        if self._waiters[run_id] > 0:
+            return
+        del self._waiters[run_id]
         future = self._futures.pop(run_id, None)
         if future is not None and not future.done():
             future.cancel()

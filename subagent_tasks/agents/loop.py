@@ -163,10 +163,10 @@ class InProcessRun:
             stop = stop_of_responses(self._conversation.responses, model=self._plan.route)
         except BaseException as error:
             self._gate.raise_refusal()
-            stop = self._stop_of(error)
+            stop = Stop("aborted") if self._gate.was_ended else self._stop_of(error)
         # A tool may swallow what the drive raised; what the drive said still holds.
         self._gate.raise_refusal()
-        return self._ended(stop)
+        return self._ended(Stop("aborted") if self._gate.was_ended else stop)
 
     async def _converse(self) -> None:
         plan, conversation = self._plan, self._conversation
@@ -415,11 +415,16 @@ class _Gate:
             raise asyncio.CancelledError
 
     def raise_refusal(self) -> None:
-        """Raise what the drive raised, if it did."""
-        if self._stopped is not None:
+        """Raise what the drive raised, if somebody else goes on with the run; an ended one keeps its partial text."""
+        if self._stopped is not None and not self.was_ended:
             raise self._stopped
         if self._fault is not None:
             raise self._fault
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether the drive said that the run is to end here (a kill, its limit)."""
+        return self._stopped is not None and self._stopped.reason in ("kill", "limit")
 
     async def announce(self, event: NewEvent | None) -> None:
         if self._stopped is not None:

@@ -25,6 +25,9 @@ from subagent_tasks.protocol.models import AgentOptions
 
 OUR_EXTRAS = frozenset({"anthropic", "openai"})
 EFFORTS: tuple[str, ...] = get_args(ThinkingEffort)
+# A passing 429 or 503 should not end a child; the request's time bound holds over all tries.
+MAX_RETRIES = 2
+
 NO_EFFORT = "none"
 LOCAL_KEY = "not-needed"
 
@@ -82,11 +85,11 @@ def request_settings(
     request_timeout_seconds: float,
     first_event_timeout_seconds: float,
 ) -> ModelSettings:
-    """Settings of every request of a child: what the caller chose, our time bounds, and no retries behind our back."""
+    """Settings of every request of a child: what the caller chose, our time bounds, and few retries."""
     settings = ModelSettings(
         request_timeout=request_timeout_seconds,
         first_event_timeout=first_event_timeout_seconds,
-        max_retries=0,
+        max_retries=MAX_RETRIES,
     )
     limit = options.max_tokens if options and options.max_tokens is not None else max_tokens
     if limit is not None:

@@ -203,7 +203,8 @@ class AsyncioPool(BasePool):
             task_id=args[1],
             request=args[2],
             activation=getattr(task, "is_activation", False),
-            trace=partial(target, *args, **(kwargs or {})),
+            # With the app named: the tracer otherwise looks for the task in the process's current app.
+            trace=partial(target, *args, **{"app": self.app, **(kwargs or {})}),
             on_accept=accept_callback,
             on_end=callback,
             on_timeout=timeout_callback,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import celery
 import pytest
 import redis
 import toy_app
+from celery.result import AsyncResult
 from packaging.version import Version
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
@@ -54,7 +56,7 @@ def test_a_busy_worker_lives_through_a_restart_and_consumes_again(
 ) -> None:
     """facts-celery §0.2: unacknowledged messages, running and prefetched, must not end the worker."""
     with worker_process(broker.url, log, "-c", "1", "--prefetch-multiplier", "4") as worker:
-        long = toy_app.toy(broker.url).send_task("toy.long", (3,))
+        long = cast("AsyncResult", toy_app.toy(broker.url).send_task("toy.long", (3,)))
         wait_until(lambda: client.get("toy:long"), description="the long task runs", seconds=10)
         push(client, "mark-1", "mark-2")
         wait_until(lambda: client.hlen("unacked") == 3, description="two more are prefetched")

@@ -7,12 +7,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 import toy_app
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
+from celery.result import AsyncResult, allow_join_result
 from celery.worker import state as worker_state
 from toy_app import Stage, push, toy, wait_until, worker_process
 
@@ -49,6 +50,13 @@ class Toy:
         self.stage = Stage(url)
         self.app = toy(url, stage=self.stage, worker_disable_prefetch=True)
 
+    def send(self, name: str, *args: object, **options: Any) -> AsyncResult:
+        return cast("AsyncResult", self.app.send_task(name, args, **options))
+
+    def inspect(self, what: str) -> list[Any]:
+        """Each worker's answer. `limit` is there because it ends the wait as soon as one has answered."""
+        return list(getattr(cast("Any", self.app).control.inspect(timeout=5, limit=1), what)().values())
+
     def until(self, what: str, count: int) -> None:
         wait_until(lambda: self.stage.counts[what] >= count, description=f"{count} x {what}")
 
@@ -66,6 +74,7 @@ def start() -> Iterator[Start]:
             stack.callback(running.client.close)
             stack.callback(running.app.close)
             stack.enter_context(WorkerThread(running.app, concurrency=concurrency))
+            stack.enter_context(allow_join_result())  # a worker's start forbids it in its whole process
             return running
 
         yield open_toy
@@ -81,17 +90,17 @@ def test_activations_run_on_one_loop_without_a_thread_each(servers: str, start: 
 
 def test_a_plain_function_task_has_its_result(servers: str, start: Start) -> None:
     """Other people's tasks keep working beside ours."""
-    assert start(servers, 4).app.send_task("toy.add", (1, 2)).get(timeout=5) == 3
+    assert start(servers, 4).send("toy.add", 1, 2).get(timeout=5) == 3
 
 
 def test_a_coroutine_task_is_awaited_never_stored(servers: str, start: Start) -> None:
     """Field fault 7: `async def` stored as SUCCESS without running."""
-    assert start(servers, 4).app.send_task("toy.add_async", (1, 2)).get(timeout=5) == 3
+    assert start(servers, 4).send("toy.add_async", 1, 2).get(timeout=5) == 3
 
 
 def test_autoretry_sees_the_exception_of_a_coroutine_task(url: str, start: Start) -> None:
     """facts-celery §6: it is silently ignored where the tracer only sees a coroutine."""
-    assert start(url, 4).app.send_task("toy.flaky").get(timeout=5) == 2
+    assert start(url, 4).send("toy.flaky").get(timeout=5) == 2
 
 
 def test_no_more_than_the_limit_run_at_once(url: str, start: Start) -> None:
@@ -149,7 +158,7 @@ def test_inspect_does_not_show_the_arguments(url: str, start: Start) -> None:
     running = start(url, 1)
     push(running.client, "hold-1")
     running.until("hold started", 1)
-    (active,) = running.app.control.inspect(timeout=1).active().values()
+    (active,) = running.inspect("active")
     running.stage.open_gate()
     assert [(task["id"], task["args"]) for task in active] == [("hold-1", "-")]
 
@@ -159,7 +168,7 @@ def test_inspect_counts_what_runs(url: str, start: Start) -> None:
     running = start(url, 3)
     push(running.client, "hold-1")
     running.until("hold started", 1)
-    (stats,) = running.app.control.inspect(timeout=1).stats().values()
+    (stats,) = running.inspect("stats")
     running.stage.open_gate()
     assert {**stats["pool"]} == {
         "implementation": POOL_PATH,
@@ -172,7 +181,7 @@ def test_inspect_counts_what_runs(url: str, start: Start) -> None:
 
 def test_a_coroutine_task_meets_its_soft_limit(url: str, start: Start) -> None:
     """Celery's time limits hold for other people's coroutines."""
-    result = start(url, 2).app.send_task("toy.long", (30,), soft_time_limit=0.2)
+    result = start(url, 2).send("toy.long", 30, soft_time_limit=0.2)
     with pytest.raises(SoftTimeLimitExceeded):
         result.get(timeout=5)
 
@@ -180,7 +189,7 @@ def test_a_coroutine_task_meets_its_soft_limit(url: str, start: Start) -> None:
 def test_a_coroutine_task_meets_its_hard_limit(url: str, start: Start) -> None:
     """As above; the coroutine is cancelled, its `finally` runs."""
     running = start(url, 2)
-    result = running.app.send_task("toy.long", (30,), time_limit=0.2)
+    result = running.send("toy.long", 30, time_limit=0.2)
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=5)
     running.until("long ended", 1)
@@ -189,7 +198,7 @@ def test_a_coroutine_task_meets_its_hard_limit(url: str, start: Start) -> None:
 def test_a_terminated_coroutine_task_is_cancelled_and_revoked(url: str, start: Start) -> None:
     """Field fault 14: revoke does nothing on threads."""
     running = start(url, 2)
-    result = running.app.send_task("toy.long", (30,))
+    result = running.send("toy.long", 30)
     running.until("long started", 1)
     running.app.control.revoke(result.id, terminate=True)
     with pytest.raises(TaskRevokedError):
@@ -200,7 +209,7 @@ def test_a_terminated_coroutine_task_is_cancelled_and_revoked(url: str, start: S
 def test_a_task_that_exits_fails_and_takes_nothing_with_it(url: str, start: Start) -> None:
     """A thread and a shared loop cannot end the way a prefork child does."""
     running = start(url, 2)
-    assert running.app.send_task("toy.leave").get(timeout=5, propagate=False) is not None
+    assert running.send("toy.leave").get(timeout=5, propagate=False) is not None
     push(running.client, "noop-1")
     running.until("noop ended", 1)
 
@@ -220,9 +229,12 @@ class TestRevoke:
         uninstall_revoke()
         worker_state.revoked.clear()
 
-    def ask(self, running: Toy, ids: list[str], **options: Any) -> Any:
-        ((answer,),) = [list(r.values()) for r in running.app.control.revoke(ids, reply=True, timeout=1, **options)]
-        return answer
+    def ask(self, running: Toy, ids: list[str], **options: Any) -> dict[str, str]:
+        (answer,) = cast(
+            "list[dict[str, dict[str, str]]]",
+            running.app.control.revoke(ids, reply=True, timeout=5, limit=1, **options),
+        )
+        return next(iter(answer.values()))
 
     def test_an_id_of_ours_becomes_a_kill_and_stores_nothing(self, url: str, start: Start) -> None:
         """Protocol §2: Celery's own `revoke` must not write our results."""
@@ -258,7 +270,7 @@ class TestRevoke:
         running = start(url, 1)
         killed: list[tuple[str, bool]] = []
         install_revoke(lambda id, terminate: killed.append((id, terminate)) is None)
-        running.app.control.terminate("run-1", reply=True, timeout=1)
+        running.app.control.terminate("run-1", reply=True, timeout=5, limit=1)
         assert killed == [("run-1", True)]
 
     def test_installing_twice_asks_the_last_one_once(self, url: str, start: Start) -> None:

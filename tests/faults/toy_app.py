@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import redis
 import redis.asyncio
@@ -105,7 +106,8 @@ def toy(url: str, *, stage: Stage | None = None, **settings: Any) -> Celery:
         worker_consumer=consumer_path(),
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
-        broker_transport_options={"socket_timeout": 5.0},
+        # A closing channel waits for the end of its last blocking pop: by default, a second.
+        broker_transport_options={"socket_timeout": 5.0, "polling_interval": 0.1},
         result_expires=60,
         worker_hijack_root_logger=False,
         **settings,
@@ -121,24 +123,26 @@ def toy(url: str, *, stage: Stage | None = None, **settings: Any) -> Celery:
 
     app.register_task(Activate())
 
-    @app.task(shared=False, name="toy.add")
+    task = partial(cast("Any", app).task, shared=False)
+
+    @task(name="toy.add")
     def add(x: int, y: int) -> int:
         return x + y
 
-    @app.task(shared=False, name="toy.add_async")
+    @task(name="toy.add_async")
     async def add_async(x: int, y: int) -> int:
         await asyncio.sleep(0)
         stage.threads.add(threading.current_thread().name)
         return x + y
 
-    @app.task(shared=False, name="toy.flaky", autoretry_for=(KeyError,), max_retries=2, default_retry_delay=0)
+    @task(name="toy.flaky", autoretry_for=(KeyError,), max_retries=2, default_retry_delay=0)
     async def flaky() -> int:
         stage.counts["flaky"] += 1
         if stage.counts["flaky"] < 2:
             raise KeyError("first time")
         return stage.counts["flaky"]
 
-    @app.task(shared=False, name="toy.long", acks_late=True)
+    @task(name="toy.long", acks_late=True)
     async def long(seconds: float) -> str:
         stage.counts["long started"] += 1
         client = redis.asyncio.Redis.from_url(url)
@@ -150,7 +154,7 @@ def toy(url: str, *, stage: Stage | None = None, **settings: Any) -> Celery:
             stage.counts["long ended"] += 1
         return "slept"
 
-    @app.task(shared=False, name="toy.leave")
+    @task(name="toy.leave")
     async def leave() -> None:
         raise SystemExit(3)
 
@@ -162,7 +166,7 @@ def push(client: redis.Redis, *run_ids: str) -> None:
 
 
 @contextlib.contextmanager
-def worker_process(url: str, log: Path, *options: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def worker_process(url: str, log: Path, *options: str, **environment: str) -> Generator[subprocess.Popen[bytes]]:
     """`celery -A toy_app worker` as an operator starts it."""
     command = [sys.executable, "-m", "celery", "-A", "toy_app", "worker", "--without-gossip", "--without-mingle"]
     variables = {**os.environ, "TOY_REDIS_URL": url, "PYTHONPATH": str(Path(__file__).parent), **environment}

@@ -577,7 +577,7 @@ async def test_content_a_tool_adds_survives_a_crash() -> None:
 
 
 @pytest.mark.parametrize("allowed", range(7))
-async def test_a_stop_comes_out_unchanged_and_nothing_is_written_after_it(allowed: int) -> None:
+async def test_a_kill_ends_the_run_and_nothing_is_written_after_it(allowed: int) -> None:
     """P5: whichever step the drive refuses, no later effect starts and no later event appears."""
     notebook = Notebook()
     whole = FakeDrive(tools=notebook.tools)
@@ -586,9 +586,8 @@ async def test_a_stop_comes_out_unchanged_and_nothing_is_written_after_it(allowe
     assert whole.calls == 8
     notebook.ran.clear()
     drive = FakeDrive(tools=notebook.tools, refuse_after=allowed)
-    with pytest.raises(DriveStopped) as caught:
-        await drive_child(script, drive)
-    assert caught.value.reason == "kill"
+    result = await drive_child(script, drive)
+    assert result.stop_reason == "aborted"
     # At most: a call announced right before its sibling was refused may be cancelled before its thread begins.
     assert notebook.ran.total() <= drive.kinds.count("tool_call")
     assert len(drive.events) <= 1 + allowed
@@ -604,9 +603,16 @@ async def test_a_kill_during_a_tool_stops_before_the_next_effect() -> None:
 
     drive.tools = FakeTools([slow])
     script = Script(use(("slow", {})), say("done"))
-    with pytest.raises(DriveStopped):
-        await drive_child(script, drive)
+    assert (await drive_child(script, drive)).stop_reason == "aborted"
     assert (drive.kinds, len(script.requests)) == (["input", "response", "tool_call"], 1)
+
+
+async def test_a_run_taken_over_by_another_worker_has_no_result_here() -> None:
+    """P2: `stale` comes out unchanged; the end is not ours to write."""
+    drive = FakeDrive(refuse_after=1, stop_reason="stale")
+    with pytest.raises(DriveStopped) as caught:
+        await drive_child(Script(say("done")), drive)
+    assert caught.value.reason == "stale"
 
 
 async def test_a_release_lets_a_running_call_report_first() -> None:
@@ -793,7 +799,7 @@ async def test_request_settings_carry_options_and_bounds() -> None:
     await drive_child(script, None, ask(agent_options=options), max_tokens=99)
     assert script.infos[0].model_settings == {
         "max_tokens": 7,
-        "max_retries": 0,
+        "max_retries": 2,
         "request_timeout": 5.0,
         "first_event_timeout": 5.0,
     }

@@ -161,6 +161,14 @@ def test_closing_leaves_no_process_and_no_file(frozen: bool) -> None:
     assert not scratch.exists()
 
 
+def test_a_stop_that_takes_too_long_becomes_a_kill(own_server: EmbeddedServer) -> None:
+    """P8: stopping is bounded."""
+    pid = own_server.pid
+    own_server.stop(timeout_seconds=0)
+    assert not own_server.is_running
+    assert not lives(pid)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_parent_that_is_sigkilled_leaves_no_server(frozen: bool) -> None:
     """facts-celery §4: the wheel's own launcher orphans it."""
@@ -190,8 +198,8 @@ def test_a_guard_that_is_killed_leaves_the_server_to_stop(own_server: EmbeddedSe
     os.kill(int(parent.stdout), signal.SIGKILL)
     wait_until(lambda: not own_server.is_running, description="the guard is gone")
     own_server.start()
-    assert not lives(pid)
-    assert call(own_server, "PING") is True
+    # On the same port: the old one let go of it.
+    assert call(own_server, "INFO", "server")["process_id"] == own_server.pid != pid
 
 
 def test_a_forked_child_that_ends_takes_nothing_with_it(own_server: EmbeddedServer) -> None:
@@ -248,6 +256,14 @@ def test_a_binary_that_cannot_be_run_is_named(tmp_path: Path) -> None:
         EmbeddedServer(binary=tmp_path / "nothing-here"),
     ):
         pass
+
+
+def test_a_port_that_is_taken_is_an_error(server: EmbeddedServer) -> None:
+    """A stranger that answers on the port is not taken for ours."""
+    second = EmbeddedServer(port=server.port)
+    with pytest.raises(EmbeddedServerError, match="in use"):
+        second.start()
+    second.close()
 
 
 def test_without_the_wheel_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
