@@ -33,6 +33,8 @@ def celery_settings(settings: BrokerSettings) -> dict[str, object]:
         "broker_connection_max_retries": None,
         # Without it an outage of more than ten seconds that covers a foreign task's end loses its result.
         "result_backend_always_retry": True,
+        # One connection for all threads that run foreign tasks, instead of one each.
+        "result_backend_thread_safe": True,
         # P2, one driver: the lease says who drives, never Celery. So the message is acknowledged before the task runs,
         # a lost process gives nothing back, and an outage cancels nothing. Celery 6 turns the last one round.
         "task_acks_late": False,
@@ -48,8 +50,10 @@ def celery_settings(settings: BrokerSettings) -> dict[str, object]:
         # The driver keeps the run's limit and settles it; a limit of Celery's would end the task without settling.
         "task_time_limit": None,
         "task_soft_time_limit": None,
-        # P6, the dead are found: a message in a busy worker's hand is one that no idle worker can take.
+        # P6, the dead are found: a message in a busy worker's hand is one that no idle worker can take. On Redis Celery
+        # can fetch only what it can start; with other brokers it warns and fetches one more per slot.
         "worker_prefetch_multiplier": 1,
+        "worker_disable_prefetch": settings.broker_is_redis or settings.celery_broker_url.startswith("sentinel:"),
         # P8, no call outlives its stated wait: every socket has a timeout, and a peer that vanished is noticed.
         "broker_connection_timeout": timeout_seconds,
         "redis_socket_timeout": timeout_seconds,

@@ -6,6 +6,7 @@ the process that started it. Production runs a server of its own with the same f
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import random
@@ -221,14 +222,19 @@ class EmbeddedServer:
         guard = self._guard
         if guard is None:
             return
+        stdin, stdout = cast("IO[bytes]", guard.stdin), cast("IO[bytes]", guard.stdout)
+        # A guard that has ended reads nothing.
+        with contextlib.suppress(BrokenPipeError), stdin:
+            stdin.write(b"stop")
         try:
-            guard.communicate(b"stop", timeout=timeout_seconds)
+            guard.wait(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
             # Process 0 would be our own group. A guard that has not yet told the pid ends the server by itself.
             if self._pid:
                 _kill_if_there(self._pid)
-                guard.communicate(timeout=5)
-        if self._pid and guard.returncode < 0:
+                guard.wait(timeout=5)
+        stdout.close()
+        if self._pid and (guard.returncode or 0) < 0:
             # The guard was killed from outside, so nobody ended the server, and it is no child of ours to wait for.
             _kill_if_there(self._pid)
             deadline = time.monotonic() + 5
@@ -308,7 +314,5 @@ def _remove(directory: Path, owner_pid: int) -> None:
 
 
 def _kill_if_there(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

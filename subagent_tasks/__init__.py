@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from subagent_tasks.app import SubagentApp
+import importlib
+from typing import TYPE_CHECKING
+
 from subagent_tasks.errors import (
     BrokerUnavailable,
     CallerError,
@@ -14,7 +16,6 @@ from subagent_tasks.errors import (
     UnknownJob,
 )
 from subagent_tasks.events import RunEnded, RunStarted
-from subagent_tasks.host import Host, Session, SyncHost, SyncSession
 from subagent_tasks.protocol.models import (
     AgentOptions,
     Capabilities,
@@ -29,6 +30,10 @@ from subagent_tasks.protocol.models import (
     Usage,
 )
 from subagent_tasks.tools.config import DelegationToolConfig, JobToolsConfig
+
+if TYPE_CHECKING:
+    from subagent_tasks.app import SubagentApp
+    from subagent_tasks.host import Host, Session, SyncHost, SyncSession
 
 __all__ = [
     "AgentOptions",
@@ -60,3 +65,19 @@ __all__ = [
     "UnknownJob",
     "Usage",
 ]
+
+_LOADED_WHEN_USED = {
+    "Host": "subagent_tasks.host",
+    "Session": "subagent_tasks.host",
+    "SubagentApp": "subagent_tasks.app",
+    "SyncHost": "subagent_tasks.host",
+    "SyncSession": "subagent_tasks.host",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Celery, Redis and the agent loop take a second to import: the command line's help does not wait for them, nor does
+    # a Celery client that only reads a failed result.
+    if name not in _LOADED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)

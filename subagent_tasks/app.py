@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from broker_config import BrokerSettings, load_settings
-from subagent_tasks.errors import ConfigurationError, DuplicateProvider
+from subagent_tasks.errors import ConfigurationError, DuplicateProvider, NoProvider
 from subagent_tasks.events import Listener, Listeners
 from subagent_tasks.host import Host, SyncHost
 from subagent_tasks.protocol.interfaces import Provider
@@ -16,6 +16,7 @@ from subagent_tasks.queue.app import Celery, make_celery, make_publisher
 from subagent_tasks.toolbox import Toolbox, ToolLike
 from subagent_tasks.tools.calls import Tool
 from subagent_tasks.tools.config import (
+    DeclaredConfig,
     DelegationToolConfig,
     JobToolsConfig,
     load_delegation_config,
@@ -82,8 +83,7 @@ class SubagentApp:
         It is visible once its provider is declared. Raises `ConfigurationError` for a key, value or combination that
         cannot work, and for a tool name that is taken.
         """
-        if config is not None and values:
-            raise ConfigurationError("pass a DelegationToolConfig or its keys, not both")
+        _check_given(config, values, DelegationToolConfig)
         config = config or load_delegation_config(**values)
         if config.tool_name in self._own_names() or config.tool_name in self._toolbox.names():
             raise ConfigurationError(f'tool "{config.tool_name}" is already registered: give it another tool_name')
@@ -94,6 +94,7 @@ class SubagentApp:
 
     def add_job_tools(self, config: JobToolsConfig | None = None, /, **values: Any) -> None:
         """`job_output`, `job_list` and `job_kill`: off until called."""
+        _check_given(config, values, JobToolsConfig)
         if self._job_tools is not None:
             raise ConfigurationError('tool "job_output" is already registered: call add_job_tools once')
         for name in JOB_TOOL_NAMES:
@@ -111,7 +112,12 @@ class SubagentApp:
         for name, config in self._declared.items():
             provider = self._providers.get(config.provider)
             if provider is not None:
-                tools[name] = DelegationTool(config, provider, queue=queue_of(provider, self.settings.namespace))
+                tools[name] = DelegationTool(
+                    config,
+                    provider,
+                    queue=queue_of(provider, self.settings.namespace),
+                    has_job_tools=self._job_tools is not None,
+                )
         if self._job_tools is not None:
             tools |= {tool.definition.name: tool for tool in make_job_tools(self._job_tools)}
         return tools
@@ -129,6 +135,7 @@ class SubagentApp:
     @property
     def celery(self) -> Celery:
         """The Celery app: `celery -A agents worker`, Flower and `celery inspect` work on it."""
+        self._check_providers()
         if self._celery is None:
             self._driver = WorkerDriver(
                 self.settings, providers=self._providers, tools=self._toolbox, listener=self._listeners
@@ -155,6 +162,16 @@ class SubagentApp:
         """The same, blocking: `with app.sync_host() as host`."""
         return SyncHost(self.host)
 
+    def _check_providers(self) -> None:
+        """From here on no provider can be declared any more, so a tool without one would be missing for ever."""
+        for name, config in self._declared.items():
+            if config.provider not in self._providers:
+                declared = ", ".join(self._providers) or "none"
+                raise NoProvider(
+                    f'no subagent provider registered for "{config.provider}", which the delegation tool "{name}" names '
+                    f"(declared: {declared}): call app.add_provider first, or correct the tool's provider"
+                )
+
     def _own_names(self) -> set[str]:
         return {*self._declared, *(JOB_TOOL_NAMES if self._job_tools is not None else ())}
 
@@ -166,6 +183,15 @@ class SubagentApp:
             if name.startswith("__"):
                 raise AttributeError(name)
             return getattr(self.celery, name)
+
+
+def _check_given(config: object, values: dict[str, Any], expected: type[DeclaredConfig]) -> None:
+    if config is not None and values:
+        raise ConfigurationError(f"pass a {expected.__name__} or its keys, not both")
+    if config is not None and not isinstance(config, expected):
+        raise ConfigurationError(
+            f"expected a {expected.__name__} or its keys, got {type(config).__name__}: write the keys as keyword arguments"
+        )
 
 
 JOB_TOOL_NAMES = ("job_output", "job_list", "job_kill")

@@ -5,11 +5,13 @@ What is refused is refused before anything starts, in the admitting script. Text
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Literal
 
 from broker_config import BrokerSettings
 from subagent_tasks.drive import persist
-from subagent_tasks.errors import CallerError, Conflict, LimitReached
+from subagent_tasks.errors import BrokerUnavailable, CallerError, Conflict, LimitReached
 from subagent_tasks.protocol.endings import EndingWriter
 from subagent_tasks.protocol.models import InboxEntry, Mode
 from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, outcome_of
@@ -27,9 +29,10 @@ class Delegation:
         self._settings = settings
         self._ids = ids
         self._endings = EndingWriter(ids.now_iso, settings.max_inline_bytes)
+        self._withdrawals: set[asyncio.Task[None]] = set()
 
     async def start(self, run_id: str, *, owner: str, mode: Mode, spec: RunSpec) -> bool:
-        """Accept a run; durable once this returns (P1). Returns whether the id had been accepted before.
+        """Accept a run; durable once this returns (P1). Returns whether it was accepted before and has moved on.
 
         Raises `LimitReached` at a cap, `Conflict` when the id names another request, `CallerError` when the owner's
         session does not exist.
@@ -45,9 +48,10 @@ class Delegation:
         )
         match admission.word:
             case "accepted":
-                if not admission.known:
+                is_waiting = admission.state == "queued"
+                if is_waiting:
                     await self._publisher.publish(run_id, queue=spec.queue, task_id=run_id)
-                return admission.known
+                return not is_waiting
             case "conflict":
                 raise Conflict(
                     f"call_id {spec.call_id!r} was used before with other arguments (run {run_id}): "
@@ -86,8 +90,39 @@ class Delegation:
             ending=ending,
         )
 
+    def withdraw(self, run_id: str, *, owner: str, starting: asyncio.Future[bool]) -> asyncio.Task[None]:
+        """Kill a foreground run whose caller no longer waits; goes on by itself while Redis does not answer.
+
+        `starting` is the run's admission: asked for before it is decided, the kill could come first.
+        """
+
+        async def ask() -> None:
+            await asyncio.wait({starting})
+            error = None if starting.cancelled() else starting.exception()
+            if error is not None and not isinstance(error, BrokerUnavailable):
+                return
+            reason = "the caller no longer waits"
+            with contextlib.suppress(BrokerUnavailable):
+                await persist(
+                    lambda: self.kill(run_id, authority=owner, reason=reason),
+                    patience_seconds=2 * self._settings.lease_seconds,
+                )
+
+        withdrawal = asyncio.ensure_future(ask())
+        self._withdrawals.add(withdrawal)
+        withdrawal.add_done_callback(self._withdrawals.discard)
+        return withdrawal
+
+    async def close(self) -> None:
+        """Stop what goes on by itself."""
+        for withdrawal in self._withdrawals:
+            withdrawal.cancel()
+        await asyncio.gather(*self._withdrawals, return_exceptions=True)
+
     async def collect(self, run_id: str, *, owner: str) -> RunRecord | Literal["unauthorized", "unknown"]:
         """Read a job for its owner; reading a settled one is its report, so no notice follows."""
+        # Read first: what this process cannot read must be neither marked as reported nor its notice withdrawn.
+        await self._runs.get(run_id)
         return await self._runs.collect(run_id, owner=owner)
 
     async def jobs(self, owner: str) -> list[RunRecord]:

@@ -168,17 +168,25 @@ class Executor:
         self._drives[record.id] = drive
         if self._releasing:
             drive.stop("release")
-        self._tell_started(record, attempt_id)
+        has_started = False
         try:
-            outcome = await self._outcome(record, drive)
+            begun = await self._begin(record, drive)
+            if isinstance(begun, Outcome):
+                outcome = begun
+            else:
+                # Only now: a start that fails has no events (behaviour §9).
+                has_started = True
+                self._tell_started(record, attempt_id)
+                outcome = await self._outcome(record, drive, begun)
         except DriveStopped as stopped:
-            await self._give_up(record, lease, stopped.reason)
-            return
-        await self._settle(record, lease, outcome)
-        self._tell_ended(record, attempt_id, outcome)
+            outcome = await self._give_up(record, lease, stopped.reason)
+        else:
+            await self._settle(record, lease, outcome)
+        if has_started and outcome is not None:
+            self._tell_ended(record, attempt_id, outcome)
 
-    async def _outcome(self, record: RunRecord, drive: LeasedDrive) -> Outcome:
-        """Run the child to its end. Raises `DriveStopped` when the end is not ours to write."""
+    async def _begin(self, record: RunRecord, drive: LeasedDrive) -> Run | Outcome:
+        """Start the child, or say how the run ended without one. Raises `DriveStopped` as `_outcome` does."""
         provider = self._providers.get(record.spec.provider)
         if provider is None:
             return outcome_of(
@@ -189,24 +197,71 @@ class Executor:
         request = await self._request(record, drive)
         if request is None:
             return outcome_of(None, error="the run's prompt is missing from its inbox: it was removed from outside")
-        try:
-            run = await provider.start(request, drive)
-        except Exception as error:
-            reason = await self._why_stopped(record, drive)
-            return outcome_of(None, error=stringified(error), kill_reason=reason)
 
+        async def starting() -> Run:
+            # In a task of its own, so that whatever a provider raises, at whatever moment, is an outcome.
+            return await provider.start(request, drive)
+
+        return await self._start(record, drive, starting())
+
+    async def _start(
+        self, record: RunRecord, drive: LeasedDrive, starting: Coroutine[Any, Any, Run]
+    ) -> Run | Outcome:
+        """Await a provider's start. What stops the drive cancels it, and the provider cleans up (behaviour §2.10)."""
+        start = asyncio.ensure_future(starting)
+        stop = asyncio.ensure_future(drive.stop_requested.wait())
+        try:
+            await asyncio.wait(
+                {start, stop}, timeout=record.spec.run_limit_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not start.done():
+                drive.stop("limit")  # no effect when something else stopped it
+                start.cancel()
+                await asyncio.wait({start}, timeout=CANCEL_SECONDS)
+        except asyncio.CancelledError:
+            start.cancel()
+            raise
+        finally:
+            stop.cancel()
+        error: BaseException | None
+        if not start.done():
+            self._spawn(_dispose_late(start))
+            error = SubagentError(f"the provider did not give up its start within {CANCEL_SECONDS:g} s")
+        else:
+            error = asyncio.CancelledError() if start.cancelled() else start.exception()
+        if error is None:
+            return start.result()
+        if isinstance(error, DriveStopped):
+            raise error
+        if drive.stopped in ("stale", "release"):
+            raise DriveStopped(drive.stopped)
+        if drive.stopped == "limit":
+            return outcome_of(ChildResult(stop_reason="error", diagnostic=_limit_reached(record)))
+        # Several errors in one, or no answer at all: the cleaning up failed, which a kill must not hide.
+        left_something = not start.done() or isinstance(error, BaseExceptionGroup)
+        return outcome_of(
+            None,
+            error=stringified(error),
+            kill_reason=await self._why_stopped(record, drive),
+            started=left_something,
+        )
+
+    async def _outcome(self, record: RunRecord, drive: LeasedDrive, run: Run) -> Outcome:
+        """Run the started child to its end. Raises `DriveStopped` when the end is not ours to write."""
         result, error, cut_short = await self._result(record, drive, run)
         dispose_error = await _dispose(run)
         if drive.stopped in ("stale", "release") and (cut_short or result is None):
             raise DriveStopped(drive.stopped)
         kill_reason = await self._why_stopped(record, drive)
-        outcome = outcome_of(result, error=error, dispose_error=dispose_error, kill_reason=kill_reason)
+        outcome = outcome_of(
+            result, error=error, dispose_error=dispose_error, kill_reason=kill_reason, started=True
+        )
         if drive.stopped == "limit":
             outcome = outcome_of(
                 ChildResult(
                     stop_reason="error",
                     output=result.output if result else (),
-                    diagnostic=f"run limit of {record.spec.run_limit_seconds:g} s reached",
+                    diagnostic=_limit_reached(record),
                     usage=result.usage if result else None,
                 ),
                 dispose_error=dispose_error,
@@ -262,18 +317,24 @@ class Executor:
         now = await persist(lambda: self._runs.get(record.id), patience_seconds=self._patience_seconds)
         return (now.kill_reason if now else None) or DEFAULT_KILL_REASON
 
-    async def _give_up(self, record: RunRecord, lease: Lease, reason: str) -> None:
+    async def _give_up(self, record: RunRecord, lease: Lease, reason: str) -> Outcome | None:
+        """Let go of a drive that was stopped: the outcome it was settled with, or None when it goes on elsewhere."""
         match reason:
             case "kill":
                 now = await self._runs.get(record.id)
                 why = (now.kill_reason if now else None) or DEFAULT_KILL_REASON
-                await self._settle(record, lease, outcome_of(None, kill_reason=why))
+                outcome = outcome_of(None, kill_reason=why)
             case "release" if record.spec.may_resume:
-                await self._release(lease, queue=record.spec.queue)
+                if await self._release(lease, queue=record.spec.queue) == "stop":
+                    return await self._give_up(record, lease, "kill")
+                return None
             case "release":
-                await self._settle(record, lease, outcome_of(None, error="the worker shut down"))
+                outcome = outcome_of(None, error="the worker shut down")
             case _:
                 logger.warning("run lost to another worker", extra={"run_id": record.id})
+                return None
+        await self._settle(record, lease, outcome)
+        return outcome
 
     async def _settle(self, record: RunRecord, lease: Lease, outcome: Outcome) -> None:
         ending = self._endings.write(record, outcome, settle_id=f"driver:{lease.token}")
@@ -292,10 +353,18 @@ class Executor:
 
     async def _hand_back(self, run_id: str) -> None:
         record = await self._runs.get(run_id)
-        if record is not None and record.worker == self._process_id and run_id not in self._drives:
-            await self._release(Lease(run_id, record.token, self._process_id), queue=record.spec.queue)
+        if run_id in self._drives:
+            return
+        if record is None or record.worker != self._process_id:
+            # Another worker's claim took it while this process was silent: only the entry here is left to clear.
+            queue = record.spec.queue if record else ""
+            await self._runs.reclaim(Lease(run_id, -1, self._process_id), queue=queue, message="")
+            return
+        lease = Lease(run_id, record.token, self._process_id)
+        if await self._release(lease, queue=record.spec.queue) == "stop":
+            await self._give_up(record, lease, "kill")
 
-    async def _release(self, lease: Lease, *, queue: str) -> None:
+    async def _release(self, lease: Lease, *, queue: str) -> str:
         task_id = self._ids.new()
         message = self._publisher.message(lease.run_id, queue=queue, task_id=task_id)
         word = await persist(
@@ -303,6 +372,7 @@ class Executor:
         )
         if word == "released":
             await self._publisher.publish(lease.run_id, queue=queue, task_id=task_id)
+        return word
 
     def _tell_started(self, record: RunRecord, attempt_id: str) -> None:
         if self._listener is not None:
@@ -316,6 +386,15 @@ class Executor:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _limit_reached(record: RunRecord) -> str:
+    return f"run limit of {record.spec.run_limit_seconds:g} s reached"
+
+
+async def _dispose_late(start: asyncio.Future[Run]) -> None:
+    with contextlib.suppress(Exception):
+        await _dispose(await start)
 
 
 async def _dispose(run: Run) -> str | None:

@@ -101,6 +101,7 @@ class Process:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        await self.delegation.close()
         if self._heartbeat is not None:
             await asyncio.to_thread(self._heartbeat.stop)
             self._heartbeat = None

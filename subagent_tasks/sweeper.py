@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker_config import BrokerSettings
-from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.errors import BrokerUnavailable, UnsupportedVersion
 from subagent_tasks.protocol.endings import EndingWriter
 from subagent_tasks.protocol.leases import WORKER_LOST, after_worker_loss, is_lost_in_queue
 from subagent_tasks.protocol.models import Outcome
@@ -92,7 +92,12 @@ class Sweeper:
 
     async def _recover(self, process: str, swept: Swept) -> None:
         for run_id in await self._processes.driven_by(process):
-            record = await self._runs.get(run_id)
+            try:
+                record = await self._runs.get(run_id)
+            except UnsupportedVersion:
+                # A newer process recovers it; the rest must not wait for that.
+                logger.warning("run left to a newer process", extra={"run_id": run_id})
+                continue
             queue = record.spec.queue if record else ""
             if record is None or record.worker != process:
                 # Left behind by a claim that took the run over: this only clears the leftover.

@@ -74,7 +74,8 @@ class WorkerDriver:
     async def release(self) -> None:
         """Hand every run back, so that other workers go on with them at once."""
         if self._executor is not None:
-            await self._executor.release_all(timeout_seconds=self.shutdown_grace_seconds)
+            # The rest of the grace is for the activations to return after their runs were handed back.
+            await self._executor.release_all(timeout_seconds=0.8 * self.shutdown_grace_seconds)
 
     async def stop(self) -> None:
         uninstall_revoke()
@@ -86,16 +87,15 @@ class WorkerDriver:
         """Celery's revoke, from Flower or `celery control`: a kill of ours, or not our id. Runs off the loop."""
         if self._loop is None or self._process is None:
             return False
-        asked = asyncio.run_coroutine_threadsafe(self._kill(self._process, task_id, terminate), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(self._kill(self._process, task_id), self._loop)
         return asked.result(KILL_SECONDS)
 
-    async def _kill(self, process: Process, task_id: str, terminate: bool) -> bool:
+    async def _kill(self, process: Process, task_id: str) -> bool:
         record = await process.runs.get(task_id)
         if record is None:
             return False
-        # As with Celery's own tasks: a running one is left alone unless it is to be terminated.
-        if terminate or not record.worker:
-            await process.delegation.kill(task_id, authority="", reason="revoked")
+        # Running ones too, with `terminate` or without: a revoke that is answered and changes nothing would be a lie.
+        await process.delegation.kill(task_id, authority="", reason="revoked")
         return True
 
     def _on_stall(self) -> None:

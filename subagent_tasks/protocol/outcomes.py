@@ -7,7 +7,7 @@ An error inside an outcome is *stringified*: its kind, a colon, its message.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import JsonValue
 
@@ -77,9 +77,15 @@ def outcome_of(
 
 
 def stringified(error: BaseException) -> str:
-    """An exception as outcomes keep it: `Error: …` for our own, else its type and message; at most 4096 bytes."""
+    """An exception as outcomes keep it: `Error: …` for our own, else its type and message; at most 4096 bytes.
+
+    The members of an aggregate follow its message as `[a; b]` (behaviour §1.8).
+    """
     kind = "Error" if isinstance(error, SubagentError) else type(error).__name__
     message = str(error)
+    if isinstance(error, BaseExceptionGroup):
+        members = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        message = f"{error.message} [{'; '.join(stringified(member) for member in members)}]"
     return bounded_diagnostic(f"{kind}: {message}" if message else kind)
 
 

@@ -95,12 +95,12 @@ RECLAIM = Script(
     includes=("_now", "_beats", "_enqueue"),
 )
 REPUBLISH = Script(
-    "republish", keys=("queued", "queue"), args=("id", "since_ms", "message"), includes=("_now", "_enqueue")
+    "republish", keys=("record", "queued", "queue"), args=("id", "since_ms", "message"), includes=("_now", "_enqueue")
 )
 BEAT = Script("beat", keys=("processes", "driven", "flagged", "clock"), args=("process", "lease_ms"))
 RETIRE = Script("retire", keys=("processes", "driven"), args=("process", "on_behalf"), includes=("_now", "_beats"))
-GUARD = Script("guard", keys=("sweeper", "clock", "processes", "expiring"), args=("process", "hold_ms"))
-FORGET = Script("forget", keys=("expiring", "jobs"), args=("id", "expiry"), includes=())
+GUARD = Script("guard", keys=("sweeper", "clock", "processes", "expiring"), args=("process", "hold_ms", "lease_ms"))
+FORGET = Script("forget", keys=("record", "expiring", "jobs"), args=("id", "expiry"), includes=())
 COLLECT = Script("collect", keys=("record", "notices"), args=("authority",), includes=())
 ACK_NOTICE = Script("ack_notice", keys=("cursors", "record"), args=("reader", "cursor", "retention_ms"), includes=())
 

@@ -34,7 +34,8 @@ def make_celery(settings: BrokerSettings, *, queues: Sequence[str], driver: Driv
     async def activate(run_id: str, queue: str) -> None:
         await driver.activate(run_id, queue)
 
-    celery.task(name=ACTIVATE, base=ActivationTask, lazy=False)(activate)
+    # Not shared: Celery would add it to every other app of this process, the deployment's own among them.
+    celery.task(name=ACTIVATE, base=ActivationTask, lazy=False, shared=False)(activate)
     setattr(celery, LIFECYCLE_ATTRIBUTE, driver)
     return celery
 

@@ -453,13 +453,15 @@ class AsyncioPool(BasePool):
 
     def _wait(self, done: Callable[[], bool], *, deadline: float | None) -> bool:
         """The hub no longer runs, so this serves the mailbox until `done`. False at the deadline (monotonic)."""
+        waiter = select.poll()  # not select(): it fails in a process with more than 1024 open files
+        waiter.register(self._wake_reader, select.POLLIN)
         self._to_hub.drain()
         while not done():
             # The second is for what sets no wake-up: a signal handler that ran in between.
             remaining = 1.0 if deadline is None else min(deadline - time.monotonic(), 1.0)
             if remaining <= 0:
                 return False
-            select.select([self._wake_reader], [], [], remaining)
+            waiter.poll(remaining * 1000)
             self._on_wake()
         return True
 

@@ -5,6 +5,7 @@ redis-py repeats a command by itself when the reply is lost; every move is made 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -44,6 +45,7 @@ class Moves:
 
     def __init__(self, client: redis.asyncio.Redis, settings: BrokerSettings) -> None:
         self.client = client
+        self._timeout_seconds = settings.redis_timeout_seconds
         self._where = safe_url(settings.state_url)
 
     async def run(
@@ -63,9 +65,10 @@ class Moves:
         return cast("list[Any]", answer)
 
     async def read(self, command: Awaitable[T]) -> T:
-        """Await a read command of the client with errors translated."""
+        """Await a command of the client, at most `redis_timeout_seconds` with all its tries; errors are translated."""
         try:
-            return await command
+            async with asyncio.timeout(self._timeout_seconds):
+                return await command
         except UNREACHABLE as error:
             raise self._unavailable(error) from error
 

@@ -73,7 +73,8 @@ class Heartbeat:
         interval_seconds = beat_interval_seconds(self._settings.lease_seconds)
         answered_at = time.monotonic()
         outage_told = False
-        while not self._stop.wait(interval_seconds):
+        pause_seconds = interval_seconds
+        while not self._stop.wait(pause_seconds):
             if time.monotonic() - self._ticked_at > self._settings.loop_stall_seconds:
                 logger.critical(
                     "event loop stalled: this process stops beating",
@@ -86,12 +87,15 @@ class Heartbeat:
                 answer = self._beat()
             except (*UNREACHABLE, redis.exceptions.ResponseError) as error:
                 silent_seconds = time.monotonic() - answered_at
-                logger.warning("heartbeat not answered", extra={"error": type(error).__name__})
+                if pause_seconds == interval_seconds:
+                    logger.warning("heartbeat not answered", extra={"error": type(error).__name__})
+                # Sooner than usual: a short outage must not cost this process its lease (beat.lua counts on it).
+                pause_seconds = interval_seconds / 4
                 if silent_seconds > 2 * self._settings.lease_seconds and not outage_told:
                     outage_told = True
                     self._tell_loop(self._on_outage)
                 continue
-            answered_at, outage_told = time.monotonic(), False
+            answered_at, outage_told, pause_seconds = time.monotonic(), False, interval_seconds
             self._tell_loop(self._on_beat, answer)
 
     def _tick(self) -> None:

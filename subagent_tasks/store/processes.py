@@ -69,7 +69,7 @@ class ProcessStore:
                 "processes": self._keys.processes,
                 "expiring": self._keys.expiring,
             },
-            args={"process": process, "hold_ms": hold_ms},
+            args={"process": process, "hold_ms": hold_ms, "lease_ms": self._lease_ms},
         )
         if answer[0] != "sweep":
             return None

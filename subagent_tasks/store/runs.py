@@ -24,10 +24,10 @@ KillWord = Literal["killed", "requested", "already_finished", "unauthorized", "u
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What `admit` answered: accepted (`known` when the id had been accepted before) or why not."""
+    """What `admit` answered: accepted, with the state the run is in by now, or why not."""
 
     word: Literal["accepted", "conflict", "refused", "unknown_owner"]
-    known: bool = False
+    state: str = ""
     cap: str = ""
     details: tuple[str, ...] = ()
 
@@ -88,7 +88,7 @@ class RunStore:
         )
         word, *details = answer
         if word == "accepted":
-            return Admission("accepted", known=details[0] == "known")
+            return Admission("accepted", state=str(details[0]))
         if word == "refused":
             return Admission("refused", cap=details[0], details=tuple(str(item) for item in details[1:]))
         return Admission(cast("Refusal", word))
@@ -197,7 +197,7 @@ class RunStore:
         return cast("KillWord", answer[0])
 
     async def release(self, lease: Lease, *, queue: str, message: str) -> str:
-        """Hand a driven run back: `released` or `stale`."""
+        """Hand a driven run back: `released`, `stop` (it was killed: settle it) or `stale`."""
         answer = await self._moves.run(
             scripts.RELEASE,
             keys={
@@ -211,7 +211,7 @@ class RunStore:
         return str(answer[0])
 
     async def reclaim(self, lease: Lease, *, queue: str, message: str) -> str:
-        """Queue a dead worker's run again: `requeued` or `not_driven`. The lease is the dead worker's."""
+        """Queue a dead worker's run again: `requeued`, `stop` or `not_driven`. The lease is the dead worker's."""
         answer = await self._moves.run(
             scripts.RECLAIM,
             keys={
@@ -229,7 +229,11 @@ class RunStore:
         """Send the message of queued work again: `republished` or `moved_on`."""
         answer = await self._moves.run(
             scripts.REPUBLISH,
-            keys={"queued": self._keys.queued(queue), "queue": queue},
+            keys={
+                "record": self._keys.session(run_id),
+                "queued": self._keys.queued(queue),
+                "queue": queue,
+            },
             args={"id": run_id, "since_ms": since_ms, "message": message},
         )
         return str(answer[0])
@@ -246,10 +250,14 @@ class RunStore:
         return cast('Literal["unauthorized", "unknown"]', answer[0])
 
     async def forget(self, run_id: str, *, owner: str, expiry: str) -> None:
-        """Drop an expired job from its owner's index."""
+        """Drop an expired job from its owner's index; one that was admitted again stays."""
         await self._moves.run(
             scripts.FORGET,
-            keys={"expiring": self._keys.expiring, "jobs": self._keys.jobs(owner)},
+            keys={
+                "record": self._keys.session(run_id),
+                "expiring": self._keys.expiring,
+                "jobs": self._keys.jobs(owner),
+            },
             args={"id": run_id, "expiry": expiry},
         )
 

@@ -65,7 +65,15 @@ class WorkerProcess:
         with self._log_file.open("ab") as log:
             # -S: no site-packages, so it starts in about 20 ms.
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _GUARD, *self._command],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-c",
+                    _GUARD,
+                    str(self._log_file) if self._owns_log else "",
+                    *self._command,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -89,7 +97,9 @@ class WorkerProcess:
             if not self.is_running:
                 raise OperatorError(f"the worker ended while it started. Its log ends:\n{self._tail()}")
             if time.monotonic() > deadline:
-                raise OperatorError(f"the worker is not ready within {timeout_seconds:g} s. Its log ends:\n{self._tail()}")
+                raise OperatorError(
+                    f"the worker is not ready within {timeout_seconds:g} s. Its log ends:\n{self._tail()}"
+                )
             time.sleep(0.02)
         return self
 
@@ -146,7 +156,7 @@ class WorkerProcess:
         return self._exit_code
 
     def close(self) -> None:
-        """End it if it still runs, at once, with everything it started. Idempotent; the log stays readable until then."""
+        """End it if it still runs, at once, with everything it started; a temporary log goes with it. Idempotent."""
         if self._guard is None:
             return
         with contextlib.suppress(BrokenPipeError):
@@ -187,17 +197,22 @@ def kill_worker(worker: WorkerProcess) -> int:
 
 
 # The worker's parent. It holds the read end of a pipe whose write end only the test's process has: however that process
-# ends, the pipe closes and the worker's group is killed. It says the worker's process id, and at the end its exit code.
+# ends, the pipe closes, the worker's group is killed and a temporary log removed. It says the worker's process id, and at
+# the end its exit code.
 _GUARD: Final = """
 import contextlib, os, signal, subprocess, sys, threading
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-worker = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True)
+log, *command = sys.argv[1:]
+worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True)
 def end_group():
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.pid, signal.SIGKILL)
 def end_with_the_parent():
     os.read(0, 1)
     end_group()
+    if log:
+        with contextlib.suppress(OSError):
+            os.unlink(log)
 print(worker.pid, flush=True)
 threading.Thread(target=end_with_the_parent, daemon=True).start()
 code = worker.wait()

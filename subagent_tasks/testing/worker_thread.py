@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from celery import Celery
+from celery._state import _set_task_join_will_block  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]  # as Celery does
 from celery.utils.nodenames import anon_nodename
 from celery.worker import WorkController, state
 
@@ -21,6 +22,8 @@ class WorkerThread:
     """`with WorkerThread(celery): ...`. One at a time in a process: Celery keeps the wish to stop in a global."""
 
     def __init__(self, celery: Celery, *, concurrency: int = 100) -> None:
+        # Closing a channel waits for its last BRPOP to return: a test should not wait a second for that.
+        celery.conf.broker_transport_options = {**celery.conf.broker_transport_options, "polling_interval": 0.1}
         self._celery = celery
         self._concurrency = concurrency
         self._ready = threading.Event()
@@ -45,6 +48,8 @@ class WorkerThread:
         self._thread.start()
         if not self._ready.wait(START_SECONDS) or self._failure is not None:
             raise RuntimeError("the worker thread did not start") from self._failure
+        # A worker forbids `AsyncResult.get()` in its process; the test that shares it may want to read results.
+        _set_task_join_will_block(False)
         return self
 
     def __exit__(

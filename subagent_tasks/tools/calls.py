@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from broker_config import BrokerSettings
 from subagent_tasks.delegation import Delegation
+from subagent_tasks.errors import BrokerUnavailable
 from subagent_tasks.protocol.models import ToolDefinition, ToolResult
 from subagent_tasks.waiting import Waiting
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 1.0
+"""What Redis gets to answer a question at the end of a stated wait, or when the wait is shorter than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +53,15 @@ class Tool(Protocol):
     async def call(
         self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str
     ) -> ToolResult: ...
+
+
+async def within(work: Awaitable[T], *, wait_seconds: float) -> T:
+    """Ask Redis no longer than the caller said it would wait (P8). Raises `BrokerUnavailable`."""
+    seconds = max(wait_seconds, ANSWER_SECONDS)
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError as error:
+        raise BrokerUnavailable(
+            f"Redis did not answer within {seconds:g} s, which is as long as this call may wait: try again"
+        ) from error

@@ -7,15 +7,16 @@ decided in the admitting script, what a result says in `render`.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
-from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.errors import BrokerUnavailable, ToolError
 from subagent_tasks.protocol.ids import run_id_for_call
 from subagent_tasks.protocol.interfaces import Provider
 from subagent_tasks.protocol.models import ChildRequest, Outcome, ToolDefinition, ToolResult
 from subagent_tasks.protocol.records import RunSpec
 from subagent_tasks.tools.arguments import check_job_label, foreground_or_background, parse_delegation
-from subagent_tasks.tools.calls import CallContext, ToolServices
+from subagent_tasks.tools.calls import ANSWER_SECONDS, CallContext, ToolServices, within
 from subagent_tasks.tools.config import DelegationToolConfig, check_provider
 from subagent_tasks.tools.definitions import delegation_section, delegation_tool
 from subagent_tasks.tools.render import background_started, foreground_result, timed_out
@@ -24,11 +25,14 @@ from subagent_tasks.tools.render import background_started, foreground_result, t
 class DelegationTool:
     """One configured delegation tool over its provider. Raises `ConfigurationError` when they do not fit."""
 
-    def __init__(self, config: DelegationToolConfig, provider: Provider, *, queue: str) -> None:
+    def __init__(
+        self, config: DelegationToolConfig, provider: Provider, *, queue: str, has_job_tools: bool = True
+    ) -> None:
         check_provider(config, provider_name=provider.name, capabilities=provider.capabilities)
         self._config = config
         self._provider = provider
         self._queue = queue
+        self._has_job_tools = has_job_tools
         self.definition: ToolDefinition = delegation_tool(
             config, inherits_parent_context=provider.inherits_parent_context
         )
@@ -39,6 +43,7 @@ class DelegationTool:
         parsed = parse_delegation(arguments, max_prompt_bytes=services.settings.max_prompt_bytes)
         mode = foreground_or_background(parsed, self._config)
         if mode == "background":
+            self._check_collectable()
             check_job_label(parsed.description)
         run_limit_seconds = self._config.run_limit_seconds or services.settings.run_limit_seconds
         spec = RunSpec(
@@ -65,6 +70,14 @@ class DelegationTool:
             return background_started(run_id)
         return await self._foreground(services, context, run_id, spec)
 
+    def _check_collectable(self) -> None:
+        """A job that nobody could read or stop is refused before anything starts (behaviour §2.7 step 10)."""
+        if self._config.background_mode == "one-shot" and not self._has_job_tools:
+            raise ToolError(
+                "background jobs unavailable: this app declares no job_output, job_list and job_kill; "
+                "call app.add_job_tools() where it is declared, or delegate without run_in_background"
+            )
+
     def _run_id(self, services: ToolServices, context: CallContext) -> str:
         if context.call_id is None:
             return services.new_id()
@@ -77,49 +90,46 @@ class DelegationTool:
     ) -> ToolResult:
         # Expected before it is admitted: a child that ends at once is not missed.
         ending = services.waiting.expect(run_id)
+        starting = asyncio.ensure_future(
+            services.delegation.start(run_id, owner=context.session_id, mode="foreground", spec=spec)
+        )
         try:
-            known = await services.delegation.start(run_id, owner=context.session_id, mode="foreground", spec=spec)
-            if known:
-                services.waiting.look()
-            timeout_seconds = context.timeout_seconds or spec.run_limit_seconds
+            timeout_seconds = min(context.timeout_seconds or spec.run_limit_seconds, spec.run_limit_seconds)
+            deadline = time.monotonic() + timeout_seconds
             try:
-                outcome = await _first(ending, context.signal, timeout_seconds=timeout_seconds)
+                known = await within(asyncio.shield(starting), wait_seconds=timeout_seconds)
+                if known:
+                    services.waiting.look()
+                outcome = await _first(ending, context.signal, timeout_seconds=deadline - time.monotonic())
             except asyncio.CancelledError:
                 # The caller's task is cancelled: the child goes with it, and the cancellation goes on.
-                await asyncio.shield(_ask_to_end(services, context, run_id))
+                await asyncio.shield(_withdraw(services, context, run_id, starting))
+                raise
+            except BrokerUnavailable:
+                # It may have been admitted all the same, and nobody would wait for it.
+                services.delegation.withdraw(run_id, owner=context.session_id, starting=starting)
                 raise
             if outcome is not None:
                 return foreground_result(run_id, outcome)
-            return await self._stop_waiting(services, context, run_id, ending, timeout_seconds=timeout_seconds)
+            asked = await _withdraw(services, context, run_id, starting)
+            # A moment to say how far it came. Whoever could not be asked has nothing to say.
+            grace_seconds = 3 * services.settings.lease_seconds if asked else 0
+            outcome = await _first(ending, None, timeout_seconds=grace_seconds)
+            outcome = outcome or Outcome(status="killed", stop_reason="aborted")
+            if context.signal is not None and context.signal.is_set():
+                return foreground_result(run_id, outcome)
+            return timed_out(run_id, outcome, timeout_seconds=timeout_seconds)
         finally:
             services.waiting.forget(run_id)
 
-    async def _stop_waiting(
-        self,
-        services: ToolServices,
-        context: CallContext,
-        run_id: str,
-        ending: asyncio.Future[Outcome],
-        *,
-        timeout_seconds: float,
-    ) -> ToolResult:
-        """The caller gave up: the child is asked to end, and given a moment to say how far it came."""
-        cancelled = context.signal is not None and context.signal.is_set()
-        await _ask_to_end(services, context, run_id)
-        outcome = await _first(ending, None, timeout_seconds=3 * services.settings.lease_seconds)
-        if outcome is None:
-            outcome = Outcome(status="killed", stop_reason="aborted")
-        if cancelled:
-            return foreground_result(run_id, outcome)
-        return timed_out(run_id, outcome, timeout_seconds=timeout_seconds)
 
-
-async def _ask_to_end(services: ToolServices, context: CallContext, run_id: str) -> None:
-    try:
-        await services.delegation.kill(run_id, authority=context.session_id, reason="the caller no longer waits")
-    except BrokerUnavailable:
-        # The caller is told in time whatever Redis does; the run ends with its caller's lease.
-        return
+async def _withdraw(
+    services: ToolServices, context: CallContext, run_id: str, starting: asyncio.Future[bool]
+) -> bool:
+    """The caller gave up: ask the child to end. Whether it was asked by now; if not, the asking goes on (P8)."""
+    withdrawal = services.delegation.withdraw(run_id, owner=context.session_id, starting=starting)
+    await asyncio.wait({withdrawal}, timeout=ANSWER_SECONDS)
+    return withdrawal.done()
 
 
 async def _first(

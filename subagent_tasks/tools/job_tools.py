@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, Literal
 
 from subagent_tasks.errors import SubagentError
 from subagent_tasks.protocol.models import ToolDefinition, ToolResult
 from subagent_tasks.protocol.records import RunRecord
 from subagent_tasks.tools.arguments import parse_job_kill, parse_job_list, parse_job_output, wait_ms
-from subagent_tasks.tools.calls import CallContext, Tool, ToolServices
+from subagent_tasks.tools.calls import CallContext, Tool, ToolServices, within
 from subagent_tasks.tools.config import JobToolsConfig
 from subagent_tasks.tools.definitions import JOBS_SECTION, job_tools
 from subagent_tasks.tools.render import (
@@ -38,16 +39,19 @@ class JobOutput:
 
     async def call(self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str) -> ToolResult:
         parsed = parse_job_output(arguments)
-        record = await _collect(services, context, parsed.job_id)
-        if not parsed.wait or record.is_settled:
-            return job_output_result(record.snapshot(), record.outcome)
         timeout_seconds = wait_ms(parsed, self._config) / 1000
         if context.timeout_seconds is not None:
             timeout_seconds = min(timeout_seconds, context.timeout_seconds)
-        ended = await _wait(services, context, parsed.job_id, timeout_seconds=timeout_seconds)
+        deadline = time.monotonic() + timeout_seconds
+        record = await within(_collect(services, context, parsed.job_id), wait_seconds=timeout_seconds)
+        if not parsed.wait or record.is_settled:
+            return job_output_result(record.snapshot(), record.outcome)
+        ended = await _wait(services, context, parsed.job_id, timeout_seconds=deadline - time.monotonic())
         if ended == "aborted":
             raise SubagentError("wait aborted", code="ABORTED")
-        record = await _collect(services, context, parsed.job_id)
+        record = await within(
+            _collect(services, context, parsed.job_id), wait_seconds=deadline - time.monotonic()
+        )
         return job_output_result(record.snapshot(), record.outcome)
 
 

@@ -50,6 +50,13 @@ class Toy:
         self.stage = Stage(url)
         self.app = toy(url, stage=self.stage, worker_disable_prefetch=True)
 
+    def close(self) -> None:
+        backend = cast("Any", self.app).backend
+        backend.result_consumer.stop()
+        backend.client.close()
+        self.app.close()
+        self.client.close()
+
     def send(self, name: str, *args: object, **options: Any) -> AsyncResult:
         return cast("AsyncResult", self.app.send_task(name, args, **options))
 
@@ -71,9 +78,10 @@ def start() -> Iterator[Start]:
 
         def open_toy(url: str, concurrency: int) -> Toy:
             running = Toy(url)
-            stack.callback(running.client.close)
-            stack.callback(running.app.close)
+            stack.callback(running.close)
             stack.enter_context(WorkerThread(running.app, concurrency=concurrency))
+            # A worker is ready before it listens for control commands, and a broadcast waits for nobody.
+            wait_until(lambda: cast("Any", running.client).pubsub_numpat(), description="it listens")
             stack.enter_context(allow_join_result())  # a worker's start forbids it in its whole process
             return running
 

@@ -109,6 +109,7 @@ def toy(url: str, *, stage: Stage | None = None, **settings: Any) -> Celery:
         # A closing channel waits for the end of its last blocking pop: by default, a second.
         broker_transport_options={"socket_timeout": 5.0, "polling_interval": 0.1},
         result_expires=60,
+        result_backend_thread_safe=True,  # else each thread of a task opens a connection that nobody closes
         worker_hijack_root_logger=False,
         **settings,
     )
@@ -144,10 +145,10 @@ def toy(url: str, *, stage: Stage | None = None, **settings: Any) -> Celery:
 
     @task(name="toy.long", acks_late=True)
     async def long(seconds: float) -> str:
-        stage.counts["long started"] += 1
         client = redis.asyncio.Redis.from_url(url)
         await client.incr("toy:long")
         await client.aclose()
+        stage.counts["long started"] += 1
         try:
             await asyncio.sleep(seconds)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import runpy
@@ -17,12 +18,14 @@ from unittest import mock
 import pytest
 import redis
 
-from broker_config import BrokerSettings, EmbeddedServer
+from broker_config import EmbeddedServer, queue_name
 from subagent_tasks import SubagentApp
 from subagent_tasks.host import Session
 from subagent_tasks.protocol.keys import Keys
+from subagent_tasks.protocol.models import Notice
 from subagent_tasks.testing import StubLLM, stub_llm, wait_until
 from subagent_tasks.testing.processes import WorkerProcess
+from subagent_tasks.testing.script import SeenRequest
 
 HERE = Path(__file__).parent
 LEASE_SECONDS = 1.5
@@ -121,6 +124,28 @@ class Stage:
     def state(self, run_id: str) -> str | None:
         return cast("str | None", self.redis.hget(self.keys.session(run_id), "state"))
 
+    def transcript(self, run_id: str) -> list[tuple[str, dict[str, str]]]:
+        """The entries as they are stored."""
+        return cast("list[tuple[str, dict[str, str]]]", self.redis.xrange(self.keys.transcript(run_id)))
+
+    def asked(self, prompt: str) -> list[SeenRequest]:
+        """The model requests whose prompt contains the text."""
+        return [request for request in self.model.seen if prompt in request.prompt]
+
+    def driver_pid(self, run_id: str) -> int:
+        """The process that drives a run, from its record."""
+        return int(str(self.redis.hget(self.keys.session(run_id), "worker")).split("-")[1])
+
+    def states(self) -> list[str]:
+        """The states of all runs."""
+        keys = self.redis.scan_iter(match=f"{{{self.namespace}}}:session:*")
+        found = [cast("str | None", self.redis.hget(str(key), "state")) for key in keys]
+        return [state for state in found if state is not None]
+
+    def queue(self, provider: str = "spawn") -> str:
+        """The list in which the provider's messages wait."""
+        return queue_name(self.namespace, provider)
+
     def run(self, *words: str, input_text: str | None = None, timeout_seconds: float = 20) -> str:
         """A process of its own under the stage's environment: what it wrote to standard output."""
         done = subprocess.run(
@@ -146,6 +171,9 @@ class Stage:
         return notes.read_text().splitlines() if notes.exists() else []
 
 
+MakeStage = Callable[..., Stage]
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedServer]:
     """A real server that nobody of the module stops."""
@@ -154,9 +182,7 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="module")
-def make_stage(
-    server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Stage]]:
+def make_stage(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeStage]:
     """Stages on the module's server, or on `url`; all processes end with the module."""
     with ExitStack() as stack:
 
@@ -175,7 +201,7 @@ def make_stage(
 
 
 @pytest.fixture(scope="module")
-def stage(make_stage: Callable[..., Stage]) -> Stage:
+def stage(make_stage: MakeStage) -> Stage:
     """The module's stage."""
     return make_stage()
 
@@ -205,3 +231,14 @@ async def job(session: Session, job_id: str, *, wait_ms: int | None = None) -> d
     result = await session.call("job_output", {"job_id": job_id, **wait})
     assert not result.is_error, result.text
     return cast("dict[str, Any]", result.value)
+
+
+async def notices_of(session: Session, count: int) -> list[Notice]:
+    """The first `count` notices of the session that were not acknowledged."""
+    found: list[Notice] = []
+    async with asyncio.timeout(5):
+        async for notice in session.notices():
+            found.append(notice)
+            if len(found) == count:
+                break
+    return found

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import Stage, arguments, job, start_job
+from conftest import Stage, job, start_job
 
 from subagent_tasks.testing import call_tool, fail, reply, wait_until
 
@@ -25,7 +25,6 @@ for id in ids:
     except Exception as error:
         found[id] = {"error": type(error).__name__, "text": str(error)}
     found[id]["state"] = result.state
-    result.forget
 assert not any(name.startswith(("subagent_tasks", "broker_config")) for name in sys.modules)
 print(json.dumps(found))
 """
@@ -73,3 +72,37 @@ def test_plain_celery_raises_for_a_failed_run(ended: dict[str, dict[str, Any]]) 
 def test_plain_celery_raises_for_a_killed_run(ended: dict[str, dict[str, Any]]) -> None:
     """Protocol §2: killed is REVOKED."""
     assert (ended["long"]["state"], ended["long"]["error"]) == ("REVOKED", "TaskRevokedError")
+
+
+async def test_job_output_and_plain_celery_agree(stage: Stage, ended: dict[str, dict[str, Any]]) -> None:
+    """P3: until both expire together, which is one lifetime on both keys."""
+    words = {"SUCCESS": "completed", "FAILURE": "failed", "REVOKED": "killed"}
+    async with stage.session("p3") as session:
+        for run in ended.values():
+            assert (await job(session, run["id"]))["job"]["status"] == words[run["state"]]
+            result, record = f"celery-task-meta-{run['id']}", stage.keys.session(run["id"])
+            assert abs(stage.redis.pttl(result) - stage.redis.pttl(record)) < 100
+
+
+async def test_a_kill_that_races_the_end_leaves_one_outcome(stage: Stage) -> None:
+    """P3, field fault 16: forty runs killed around the moment of their end; every account of each agrees."""
+    stage.ensure(1)
+    stage.model.on("p3-race", reply("won"))
+    async with stage.session() as session:
+
+        async def race(pause_seconds: float) -> tuple[str, str]:
+            job_id = await start_job(session, "p3-race")
+            await asyncio.sleep(pause_seconds)
+            said = await session.kill(job_id)
+            await wait_until(lambda: stage.state(job_id) == "settled", description="it ended")
+            return job_id, str(said.value["outcome"])
+
+        for start in range(0, 40, 8):
+            for job_id, said in await asyncio.gather(*(race(number * 0.002) for number in range(start, start + 8))):
+                status = stage.redis.hget(stage.keys.session(job_id), "status")
+                state = stage.app.celery.AsyncResult(job_id).state
+                assert (status, state) in [("completed", "SUCCESS"), ("killed", "REVOKED")]
+                assert not (said == "already-finished" and status == "killed")
+                settled = [fields for _, fields in stage.transcript(job_id) if fields["k"] == "settled"]
+                assert len(settled) == 1
+        assert stage.redis.exists(stage.keys.flagged) == 0

@@ -22,15 +22,15 @@
 --   message         the Celery message, or empty when the broker is another server
 --   ...             further fields of the record, name and value in turn
 -- RETURNS
---   accepted <new | known>
+--   accepted <the run's state: queued, unless it was accepted before and has moved on>
 --   conflict: the id is taken by another request
 --   refused active_jobs <limit> | refused depth <attempted> <max>
 --   unknown_owner: the owner's session does not exist (any more)
 -- PUBLISHES
 --   nothing; pushes the message
-local known = record('digest')
-if known.digest then
-  if known.digest == A.digest then return { 'accepted', 'known' } end
+local known = record('kind', 'digest', 'state')
+if known.kind then
+  if known.digest == A.digest then return { 'accepted', known.state } end
   return { 'conflict' }
 end
 
@@ -57,4 +57,4 @@ if A.mode == 'background' then
   redis.call('SADD', K.active, A.id)
 end
 enqueue(math.floor(now / 1000))
-return { 'accepted', 'new' }
+return { 'accepted', 'queued' }

@@ -12,9 +12,10 @@
 -- PUBLISHES
 --   nothing
 local now, lease = now_ms(), tonumber(A.lease_ms)
--- Nobody beat for a whole lease: the server was away, not all processes dead. Sweepers wait one lease.
+-- Nobody beat for so long: the server was away, not all processes dead. Sweepers wait one lease. A living process may have
+-- beaten a third of a lease before an outage and beats again a twelfth after it: 7/12 are what an outage may take.
 local last = redis.call('HGET', K.clock, 'last')
-if not last or now - tonumber(last) > lease then
+if not last or now - tonumber(last) > lease * 7 / 12 then
   redis.call('HSET', K.clock, 'wait_until', now + lease)
 end
 redis.call('HSET', K.clock, 'last', now)

@@ -21,7 +21,7 @@
 local run = record('state', 'worker', 'token', 'claim_id', 'version', 'attempt', 'started_at')
 if not run.state then return { 'nothing_to_do', 'gone' } end
 if run.state == 'driven' and run.worker == A.worker and run.claim_id == A.claim_id then
-  return { 'claimed', run.token, redis.call('HGETALL', K.record) }
+  return { 'claimed', tonumber(run.token), redis.call('HGETALL', K.record) }
 end
 if tonumber(run.version) > tonumber(A.version) then return { 'nothing_to_do', 'unsupported' } end
 if not is_alive(A.worker) then return { 'nothing_to_do', 'no_heartbeat' } end

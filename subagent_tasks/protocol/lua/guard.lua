@@ -7,14 +7,17 @@
 -- ARGV
 --   process   the process id
 --   hold_ms   how long the guard is held
+--   lease_ms  how long a beat counts
 -- RETURNS
 --   sweep <now in ms> <dead processes> <expired jobs>
 --   wait
 -- PUBLISHES
 --   nothing
 local now = now_ms()
-local until_ms = redis.call('HGET', K.clock, 'wait_until')
-if until_ms and tonumber(until_ms) > now then return { 'wait' } end
+local clock = redis.call('HMGET', K.clock, 'wait_until', 'last')
+if clock[1] and tonumber(clock[1]) > now then return { 'wait' } end
+-- After an outage a sweeper may come before the first beat, which would tell it to wait.
+if not clock[2] or now - tonumber(clock[2]) > tonumber(A.lease_ms) * 7 / 12 then return { 'wait' } end
 local holder = redis.call('GET', K.sweeper)
 if holder and holder ~= A.process then return { 'wait' } end
 redis.call('SET', K.sweeper, A.process, 'PX', A.hold_ms)

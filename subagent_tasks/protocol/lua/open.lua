@@ -7,7 +7,7 @@
 --   version       the record version this process writes
 --   retention_ms  how long an idle session is kept
 -- RETURNS
---   opened | reopened
+--   open: it is there, created now or before
 --   not_a_parent: the id belongs to a child
 --   unsupported <version>: the record was written by a newer version
 -- PUBLISHES
@@ -23,4 +23,4 @@ end
 if redis.call('EXISTS', K.unsettled) == 0 then
   redis.call('PEXPIRE', K.record, A.retention_ms)
 end
-return { run.version and 'reopened' or 'opened' }
+return { 'open' }

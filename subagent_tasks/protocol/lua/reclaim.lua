@@ -12,16 +12,18 @@
 --   message   the Celery message, or empty when the broker is another server
 -- RETURNS
 --   requeued
+--   stop kill: it was killed, so it is to be settled
 --   not_driven: it is no longer that worker's, or the worker lives
 -- PUBLISHES
 --   nothing; pushes the message
-local run = record('state', 'worker', 'token', 'attempt', 'reclaimed')
+local run = record('state', 'worker', 'token', 'attempt', 'reclaimed', 'kill')
 if run.reclaimed == A.token then return { 'requeued' } end
 if run.worker ~= A.worker or not departs[run.state] then
   redis.call('SREM', K.driven, A.id)
   return { 'not_driven' }
 end
 if run.token ~= A.token or is_alive(run.worker) then return { 'not_driven' } end
+if run.kill then return { 'stop', 'kill' } end
 redis.call('HSET', K.record, 'state', 'queued', 'worker', '', 'token', run.token + 1, 'attempt', run.attempt + 1,
   'reclaimed', A.token)
 redis.call('SREM', K.driven, A.id)

@@ -10,12 +10,14 @@
 --   message   the Celery message, or empty when the broker is another server
 -- RETURNS
 --   released
+--   stop kill: it was killed, so the driver settles it
 --   stale
 -- PUBLISHES
 --   nothing; pushes the message
-local run = record('state', 'token', 'released')
+local run = record('state', 'token', 'released', 'kill')
 if run.released == A.token then return { 'released' } end
 if not departs[run.state] or run.token ~= A.token then return { 'stale' } end
+if run.kill then return { 'stop', 'kill' } end
 redis.call('HSET', K.record, 'state', 'queued', 'worker', '', 'token', run.token + 1, 'released', A.token)
 redis.call('SREM', K.driven, A.id)
 enqueue(now_ms())

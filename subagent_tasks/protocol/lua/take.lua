@@ -23,6 +23,7 @@ if known > seq then
   end
   return { 'entries', taken }
 end
+if known < seq then return { 'stale' } end
 if run.kill then return { 'stop', 'kill' } end
 
 local turn, batch = nil, {}

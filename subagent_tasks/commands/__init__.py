@@ -1,0 +1,1 @@
+"""One module per command of `subagent-tasks`; each has the click command as `command`."""

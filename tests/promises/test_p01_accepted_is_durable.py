@@ -1,0 +1,117 @@
+"""P1: once a call returned an id, no crash of host, worker or broker loses the work."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from conftest import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, job, start_job
+
+from broker_config import EmbeddedServer
+from subagent_tasks.queue.publisher import BrokerPublisher
+from subagent_tasks.testing import reply, wait_until
+
+# A host process that dies, without a word, right after the call returned.
+DYING_HOST = """
+import asyncio, os, sys
+from agents import app
+async def main():
+    async with app.host() as host:
+        session = await host.open_session(sys.argv[1])
+        arguments = {"description": "a task", "prompt": sys.argv[2], "run_in_background": True}
+        result = await session.call("subagent", arguments, call_id="c1")
+        print(result.value["jobId"], flush=True)
+        os._exit(0)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def own_stage(make_stage: MakeStage, own_server: EmbeddedServer) -> Stage:
+    """A stage on a server that the test kills."""
+    return make_stage(url=own_server.url)
+
+
+async def test_a_job_outlives_the_host_that_started_it(stage: Stage) -> None:
+    """P1: a delegation from a second process, which dies at once; a third one reads the result, as does Celery."""
+    stage.ensure(1)
+    stage.model.on("p1-host", reply("for whoever asks"))
+    job_id = stage.run("-c", DYING_HOST, "p1-host", "p1-host").strip()
+    async with stage.session("p1-host") as session:
+        await wait_until(lambda: stage.state(job_id) == "settled", description="it ended")
+        assert (await job(session, job_id))["text"] == "for whoever asks"
+    assert stage.app.celery.AsyncResult(job_id).get(timeout=5)["runId"] == job_id
+
+
+async def test_accepted_work_outlives_a_kill_of_the_server(own_stage: Stage, own_server: EmbeddedServer) -> None:
+    """P1, with persistence on: accepted while no worker ran, then kill -9 of the server."""
+    own_stage.model.on("p1-server", reply("kept"))
+    async with own_stage.session("p1") as session:
+        job_id = await start_job(session, "p1-server")
+    own_server.kill()
+    own_server.start()
+    own_stage.ensure(1)
+    async with own_stage.session("p1") as session:
+        assert (await job(session, job_id, wait_ms=5000))["text"] == "kept"
+
+
+async def test_an_idle_worker_consumes_again_after_a_restart_of_the_server(
+    own_stage: Stage, own_server: EmbeddedServer
+) -> None:
+    """Field fault 9: within ten seconds, ping or no ping."""
+    own_stage.model.on("p1-idle", reply("awake"))
+    own_stage.ensure(1)
+    own_server.restart()
+    async with own_stage.session() as session:
+        job_id = await start_job(session, "p1-idle")
+        # Celery waits two seconds, then four, between its attempts to reconnect.
+        await wait_until(lambda: own_stage.state(job_id) == "settled", description="it ended", timeout_seconds=10)
+
+
+async def test_a_message_that_died_with_its_worker_is_sent_again(stage: Stage) -> None:
+    """P1: it was handed to a worker that never read it, so no queue and no record of Celery's holds it."""
+    sleeper, *_ = stage.ensure(1)
+    stage.model.on("p1-lost", reply("found"))
+    sleeper.freeze()
+    async with stage.session() as session:
+        job_id = await start_job(session, "p1-lost")
+        assert (stage.redis.llen(stage.queue()), stage.redis.hlen("unacked")) == (0, 0)
+        sleeper.kill()
+        killed_at = time.monotonic()
+        await wait_until(lambda: stage.redis.llen(stage.queue()) == 1, description="the host sent it again")
+        assert time.monotonic() - killed_at < WITHIN_TWO_LEASES_SECONDS
+        stage.ensure(1)
+        await wait_until(lambda: stage.state(job_id) == "settled", description="it ended")
+
+
+@pytest.fixture(scope="module")
+def split(make_stage: MakeStage, server: EmbeddedServer) -> Stage:
+    """Broker and state are two databases: the message is sent right after the move, and may be lost in between."""
+    broker = server.url.removesuffix("/0") + "/1"
+    stage = make_stage(environment={"SUBAGENT_TASKS_BROKER_URL": broker, "SUBAGENT_TASKS_REDIS_URL": server.url})
+    stage.model.on("p1-split", reply("over there"))
+    stage.ensure(1)
+    return stage
+
+
+async def test_the_broker_may_be_another_server_than_the_state(split: Stage) -> None:
+    """Protocol §1: with another broker the message is published right after the move."""
+    async with split.session() as session:
+        job_id = await start_job(session, "p1-split")
+        assert (await job(session, job_id, wait_ms=5000))["text"] == "over there"
+        assert split.redis.exists(split.queue()) == 0
+
+
+async def test_a_message_that_was_overtaken_is_sent_again(split: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protocol §4: queued work is lost if what was queued later was claimed. The host dies before it sends."""
+    async with split.session() as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(BrokerPublisher, "publish", _lose)
+            lost = await start_job(session, "p1-split")
+        later = await start_job(session, "p1-split")
+        await wait_until(lambda: split.state(later) == "settled", description="the later one ended")
+        await wait_until(lambda: split.state(lost) == "settled", description="the lost one was sent again")
+
+
+async def _lose(*_: object, **__: object) -> None:
+    """What a host does that dies before it sends."""

@@ -1,0 +1,63 @@
+"""P7: a tool call that may have run is never run again by us."""
+
+from __future__ import annotations
+
+from conftest import MakeStage, Stage, start_job
+
+from broker_config import EmbeddedServer
+from subagent_tasks.agents.transcript import UNKNOWN_EFFECT
+from subagent_tasks.testing import call_tool, call_tools, reply, wait_until
+
+
+async def test_what_is_done_stays_done_and_what_runs_is_not_repeated(stage: Stage) -> None:
+    """P7: kill -9 between two results of one message: the finished call keeps its result, the other is unknown."""
+    stage.ensure(2)
+    both = call_tools(call_tool("note", {"text": "p7-a done"}), call_tool("hold", {"text": "p7-a"}))
+    stage.model.on("p7-a", [both, reply("went on")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p7-a")
+        pid = await stage.noted("p7-a begun")
+        await wait_until(
+            lambda: any("tool_result" in str(fields) for _, fields in stage.transcript(job_id)),
+            description="the first call has its result",
+        )
+        stage.by_pid(pid).kill()
+        await wait_until(lambda: stage.state(job_id) == "settled", description="another worker finished it")
+    assert stage.notes("p7-a") == ["p7-a done", "p7-a begun"] or stage.notes("p7-a") == ["p7-a begun", "p7-a done"]
+    done, unknown = stage.model.seen[-1].messages[-2:]
+    assert (done.text, UNKNOWN_EFFECT in unknown.text) == ("noted p7-a done", True)
+
+
+async def test_a_plain_function_that_outlives_its_worker_s_grace_is_not_repeated(stage: Stage) -> None:
+    """Protocol §4, shutdown: a running function is waited for, then its call is recorded as unknown."""
+    stage.ensure(2)
+    stage.model.on("p7-b", [call_tool("block", {"text": "p7-b"}), reply("went on")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p7-b")
+        leaver = stage.by_pid(await stage.noted("p7-b begun"))
+        leaver.terminate()
+        await wait_until(lambda: stage.state(job_id) == "settled", description="the other worker finished it")
+    assert stage.notes("p7-b") == ["p7-b begun"]
+    assert UNKNOWN_EFFECT in stage.model.seen[-1].messages[-1].text
+    stage.open_gate("p7-b")
+
+
+async def test_an_outage_shorter_than_a_lease_repeats_nothing(
+    make_stage: MakeStage, own_server: EmbeddedServer
+) -> None:
+    """Protocol §4: an outage is not a death; the server is away when the tool ends."""
+    stage = make_stage(url=own_server.url)
+    stage.ensure(1)
+    stage.model.on("p7-c", [call_tool("hold", {"text": "p7-c"}), reply("the answer")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p7-c")
+        await stage.noted("p7-c begun")
+        own_server.kill()
+        stage.open_gate("p7-c")
+        await wait_until(lambda: stage.notes("p7-c ended"), description="the tool has ended in the outage")
+        own_server.start()
+        await wait_until(lambda: stage.state(job_id) == "settled", description="the run goes on and ends")
+        assert stage.notes("p7-c") == ["p7-c begun", "p7-c ended"]
+        assert stage.model.seen[-1].messages[-1].text == "held p7-c"
+    for worker in stage.workers:
+        worker.close()

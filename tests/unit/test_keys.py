@@ -1,0 +1,68 @@
+"""Keys and channels: no two things share one, and all of a tree lie in one hash slot."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+
+import pytest
+
+from subagent_tasks.protocol import keys as keys_module
+from subagent_tasks.protocol.keys import Keys, celery_result_key
+
+# Ids a user may choose: parts of keys, separators and braces among them.
+IDS = ["a", "b", "a:b", "a:", ":a", "session:a", "}:session:a", "{x}:a", "processes", "0", " ", "é"]
+NAMESPACES = ["a", "ab", "a.b", "subagent-tasks"]
+
+
+def all_names(namespace: str) -> dict[tuple[str, str], str]:
+    """Every key and channel of a namespace, by kind and id."""
+    keys = Keys(namespace)
+    names: dict[tuple[str, str], str] = {}
+    for kind, member in inspect.getmembers(Keys):
+        if kind.startswith("_") or kind in ("namespace", "is_ours"):
+            continue
+        if isinstance(member, property):
+            names[kind, ""] = getattr(keys, kind)
+        else:
+            names |= {(kind, id_): getattr(keys, kind)(id_) for id_ in IDS}
+    return names
+
+
+def test_no_two_things_share_a_key() -> None:
+    """An id with a separator in it must not reach into another structure."""
+    names = [name for namespace in NAMESPACES for name in all_names(namespace).values()]
+    names += [celery_result_key(id_) for id_ in IDS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_every_key_has_the_hash_tag_of_its_namespace(namespace: str) -> None:
+    """protocol §1: all keys of a namespace share the tag, whatever braces an id holds."""
+    tags = {match[1] for name in all_names(namespace).values() if (match := re.search(r"\{([^}]*)\}", name))}
+    assert tags == {namespace}
+
+
+@pytest.mark.parametrize(("mine", "other"), list(itertools.permutations(NAMESPACES, 2)))
+def test_a_namespace_does_not_take_anothers_keys_for_its_own(mine: str, other: str) -> None:
+    """Two deployments share a server."""
+    assert not [name for name in all_names(other).values() if Keys(mine).is_ours(name)]
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_a_namespace_knows_its_own_keys(namespace: str) -> None:
+    """What the leak check relies on."""
+    assert all(Keys(namespace).is_ours(name) for name in all_names(namespace).values())
+
+
+def test_the_table_of_kinds_is_complete() -> None:
+    """One module knows every key, its type and its lifetime (design §8)."""
+    table = re.findall(r"^    (\w+) +(?:hash|stream|zset|set|string) ", keys_module.__doc__ or "", re.MULTILINE)
+    kinds = {kind for kind, _ in all_names("a") if not kind.endswith("_channel")}
+    assert set(table) == kinds
+
+
+def test_a_result_is_where_celery_looks_for_it() -> None:
+    """protocol §1: one of the two named exceptions."""
+    assert celery_result_key("7f") == "celery-task-meta-7f"
