@@ -29,7 +29,6 @@ from benchmarks.report import (
 )
 from benchmarks.stage import Stage, open_stage
 from benchmarks.throughput import measure_drain, measure_live
-
 from benchmarks.traffic import measure_traffic
 
 PARTS = ("round-trips", "drain", "live", "delays", "traffic", "memory")

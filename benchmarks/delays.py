@@ -1,5 +1,5 @@
-"""How long the things between a call and its notice take, with one worker: from the start call to the provider, from the
-child's release to the notice in the parent's hands, from a kill to the notice of the killing.
+"""How long the parts of a delegation take, with one worker: from the start call to the provider, from the child's release
+to the notice in the parent's hands, from a kill to the notice of the killing.
 
 Moments in the worker are its own (`Stamps`), in milliseconds Redis would be too coarse. "Settle" is stamped when the
 provider has released the child, right before the settlement is sent: what is shown includes the settling script.
@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from benchmarks.noop import HOLD, STAMP
 from benchmarks.stage import Stage, start_job
 from subagent_tasks.host import Session
+from subagent_tasks.testing import wait_until
 
 NOTICE_SECONDS = 10.0
 """After this long, a kill counts as stuck."""
 
 HELD_AT_ONCE = 30
-LOOK_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,7 @@ async def _one_by_one(stage: Stage, session: Session, notices: _Notices, *, jobs
 
 async def _kill_batch(stage: Stage, session: Session, notices: _Notices, *, count: int, found: Delays) -> None:
     held = [await start_job(session, HOLD) for _ in range(count)]
-    while not stage.stamps.read("started").keys() >= set(held):
-        await asyncio.sleep(LOOK_SECONDS)
+    await wait_until(lambda: stage.stamps.read("started").keys() >= set(held), description="the jobs run")
     for job_id in held:
         before = time.time()
         await session.kill(job_id)
@@ -104,6 +103,6 @@ class _Notices:
         return self._arrivals.setdefault(job_id, asyncio.get_running_loop().create_future())
 
 
-async def _closable(session: Session):
+async def _closable(session: Session) -> AsyncGenerator[tuple[float, str]]:
     async for notice in session.notices():
         yield time.time(), notice.sender_id

@@ -1,5 +1,5 @@
-"""How long one no-op takes from call to result, one after another: ours in the foreground and as a job, beside raw Celery's
-`apply_async().get()`.
+"""How long one no-op takes from call to result, one after another: ours in the foreground and as a job, beside raw
+Celery's `apply_async().get()`.
 
 The sides take turns, so that whatever else the machine does meets both.
 """

@@ -1,7 +1,7 @@
 """The other side: plain Celery with the Redis backend and a task that does nothing. `celery -A benchmarks.raw worker`.
 
-Its settings are Celery's defaults, so it acknowledges early and prefetches four messages per process; it has none of the
-lease, the record, the notice or the kill that the other side has.
+Its settings are Celery's defaults, so it acknowledges early and prefetches four messages per process; it has none of
+the lease, the record, the notice or the kill that the other side has.
 """
 
 from __future__ import annotations

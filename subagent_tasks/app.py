@@ -168,8 +168,8 @@ class SubagentApp:
             if config.provider not in self._providers:
                 declared = ", ".join(self._providers) or "none"
                 raise NoProvider(
-                    f'no subagent provider registered for "{config.provider}", which the delegation tool "{name}" names '
-                    f"(declared: {declared}): call app.add_provider first, or correct the tool's provider"
+                    f'no subagent provider registered for "{config.provider}", which the delegation tool "{name}" '
+                    f"names (declared: {declared}): call app.add_provider first, or correct the tool's provider"
                 )
 
     def _own_names(self) -> set[str]:
@@ -190,7 +190,8 @@ def _check_given(config: object, values: dict[str, Any], expected: type[Declared
         raise ConfigurationError(f"pass a {expected.__name__} or its keys, not both")
     if config is not None and not isinstance(config, expected):
         raise ConfigurationError(
-            f"expected a {expected.__name__} or its keys, got {type(config).__name__}: write the keys as keyword arguments"
+            f"expected a {expected.__name__} or its keys, got {type(config).__name__}: "
+            "write the keys as keyword arguments"
         )
 
 

@@ -89,14 +89,21 @@ def check_version(facts: ServerFacts) -> Finding:
 def check_topology(facts: ServerFacts) -> Finding:
     """One primary (protocol §1)."""
     if facts.mode == "cluster":
-        fix = "use one primary; kombu has no transport for Cluster. A fleet outgrows it by namespaces on several servers"
+        fix = (
+            "use one primary; kombu has no transport for Cluster. A fleet outgrows it by namespaces on several servers"
+        )
         return Finding("topology", "failed", "Redis Cluster is not supported", fix)
     if facts.mode == "sentinel":
         return Finding(
-            "topology", "failed", "this is a Sentinel, which holds no data", "name the primary in SUBAGENT_TASKS_REDIS_URL"
+            "topology",
+            "failed",
+            "this is a Sentinel, which holds no data",
+            "name the primary in SUBAGENT_TASKS_REDIS_URL",
         )
     if facts.role != "master":
-        return Finding("topology", "failed", f"this server is a {facts.role}: it cannot be written to", "name its primary")
+        return Finding(
+            "topology", "failed", f"this server is a {facts.role}: it cannot be written to", "name its primary"
+        )
     return Finding("topology", "ok", "one primary")
 
 
@@ -120,7 +127,10 @@ def check_persistence(facts: ServerFacts) -> Finding:
     """Accepted is durable only where the server writes it down (P1)."""
     if facts.append_only is None:
         return Finding(
-            "persistence", "warning", "the server does not say whether it persists", "make sure that a restart loses nothing"
+            "persistence",
+            "warning",
+            "the server does not say whether it persists",
+            "make sure that a restart loses nothing",
         )
     if not facts.append_only:
         return Finding(
@@ -131,7 +141,10 @@ def check_persistence(facts: ServerFacts) -> Finding:
         )
     if facts.last_write_failed:
         return Finding(
-            "persistence", "failed", "the last write to the append-only file failed", "look at the server's disk and log"
+            "persistence",
+            "failed",
+            "the last write to the append-only file failed",
+            "look at the server's disk and log",
         )
     return Finding("persistence", "ok", "the append-only file is on")
 
@@ -152,7 +165,9 @@ def check_clock(facts: ServerFacts, *, here_ms: int) -> Finding:
 def check_any_worker(workers: Sequence[str], *, namespace: str) -> Finding:
     """Without the declaration: does anybody beat at all?"""
     if workers:
-        return Finding("workers", "ok", f"{len(workers)} alive in namespace {namespace!r}; name APP to check each queue")
+        return Finding(
+            "workers", "ok", f"{len(workers)} alive in namespace {namespace!r}; name APP to check each queue"
+        )
     return Finding(
         "workers", "failed", f"no worker is alive in namespace {namespace!r}", "start one: subagent-tasks worker APP"
     )

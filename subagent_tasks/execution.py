@@ -204,9 +204,7 @@ class Executor:
 
         return await self._start(record, drive, starting())
 
-    async def _start(
-        self, record: RunRecord, drive: LeasedDrive, starting: Coroutine[Any, Any, Run]
-    ) -> Run | Outcome:
+    async def _start(self, record: RunRecord, drive: LeasedDrive, starting: Coroutine[Any, Any, Run]) -> Run | Outcome:
         """Await a provider's start. What stops the drive cancels it, and the provider cleans up (behaviour §2.10)."""
         start = asyncio.ensure_future(starting)
         stop = asyncio.ensure_future(drive.stop_requested.wait())
@@ -253,9 +251,7 @@ class Executor:
         if drive.stopped in ("stale", "release") and (cut_short or result is None):
             raise DriveStopped(drive.stopped)
         kill_reason = await self._why_stopped(record, drive)
-        outcome = outcome_of(
-            result, error=error, dispose_error=dispose_error, kill_reason=kill_reason, started=True
-        )
+        outcome = outcome_of(result, error=error, dispose_error=dispose_error, kill_reason=kill_reason, started=True)
         if drive.stopped == "limit":
             outcome = outcome_of(
                 ChildResult(

@@ -123,7 +123,7 @@ class Conversation:
 
     def add_result(self, data: Mapping[str, JsonValue]) -> ToolReturnPart:
         flat = {key: value for key, value in data.items() if key not in _RESULT_EXTRAS}
-        part = cast(ToolReturnPart, _REQUEST_PART.validate_python(flat))
+        part = cast("ToolReturnPart", _REQUEST_PART.validate_python(flat))
         self.tail.results[part.tool_call_id] = part
         self.successful_calls += part.outcome == "success"
         if (content := data.get("user_content")) is not None:
@@ -147,7 +147,7 @@ def fold(events: Sequence[TranscriptEvent], *, prompt: str) -> Conversation:
                 conversation.tail.others.extend(_REQUEST_PART.validate_python(part) for part in parts)
             case "response":
                 _open_with(conversation, prompt)
-                conversation.add_response(cast(ModelResponse, _MESSAGE.validate_python(event.data["message"])))
+                conversation.add_response(cast("ModelResponse", _MESSAGE.validate_python(event.data["message"])))
             case "tool_call":
                 conversation.tail.announced.add(str(event.data["tool_call_id"]))
             case "tool_result":

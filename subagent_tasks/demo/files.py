@@ -38,7 +38,9 @@ def find_files(path: Path | None, *, here: Path, limit: int) -> tuple[list[Sourc
             found.append(SourceFile(str(candidate.relative_to(root)), cut(text, MAX_FILE_BYTES)))
     if not found:
         where = str(path) if path is not None else f"{here} and its docs"
-        raise ConfigurationError(f"no text in {where}: name a folder that holds {', '.join(SUFFIXES)} files with --path")
+        raise ConfigurationError(
+            f"no text in {where}: name a folder that holds {', '.join(SUFFIXES)} files with --path"
+        )
     return found[:limit], len(found)
 
 

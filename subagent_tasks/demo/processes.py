@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +64,16 @@ def local_model(weights: Path, *, directory: Path) -> Iterator[Child]:
     command = [sys.executable, "-m", "subagent_tasks.demo.model_server", str(weights)]
     # Its threads wait for each other after every layer. By default they spin, and where any other process wants a core
     # one of them spins in vain: seen five times slower on two cores.
-    with _running("model server", command, directory=directory, environment={"OMP_WAIT_POLICY": "passive"}) as child:
+    environment = {"OMP_WAIT_POLICY": "passive"}
+    # It ends when its stdin does, so it cannot outlive a demo that was killed.
+    with _running(
+        "model server", command, directory=directory, environment=environment, stdin=subprocess.PIPE, answers=True
+    ) as child:
         yield child
 
 
 def model_url(child: Child) -> str:
-    """Where the model's server listens, once it does."""
+    """Where the model's server listens, once it does. Raises `OperatorError` with the end of its log."""
     output = cast("IO[bytes]", child.process.stdout)
     waiter = select.poll()
     waiter.register(output, select.POLLIN)
@@ -93,14 +96,20 @@ def worker(app: str, *, directory: Path, environment: Mapping[str, str]) -> Iter
 
 @contextlib.contextmanager
 def _running(
-    name: str, command: Sequence[str], *, directory: Path, environment: Mapping[str, str]
+    name: str,
+    command: Sequence[str],
+    *,
+    directory: Path,
+    environment: Mapping[str, str],
+    stdin: int = subprocess.DEVNULL,
+    answers: bool = False,
 ) -> Iterator[Child]:
     path = directory / f"{name.replace(' ', '-')}.log"
     with path.open("wb") as log:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if name == "model server" else log,
+            stdin=stdin,
+            stdout=subprocess.PIPE if answers else log,
             stderr=log,
             # Handed on, not read: the user's API keys and proxies are the worker's to know.
             env={**os.environ, "PYDANTIC_AI_NO_BANNER": "1", **environment},
@@ -115,7 +124,3 @@ def _running(
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-def deadline(seconds: float) -> float:
-    return time.monotonic() + seconds

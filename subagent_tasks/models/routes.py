@@ -107,7 +107,7 @@ def thinking_of(effort: str) -> ThinkingEffort | Literal[False]:
         raise ConfigurationError(
             f'reasoning effort "{effort}" is not known; use one of: {", ".join([NO_EFFORT, *EFFORTS])}'
         )
-    return cast(ThinkingEffort, effort)
+    return cast("ThinkingEffort", effort)
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ def _provider(name: str, key: str | None) -> Provider[Any]:
     if key is None:
         return infer_provider(name)
     # Every provider that takes a key takes it under this name; the abstract class does not say so.
-    return cast(Any, infer_provider_class(name))(api_key=key)
+    return cast("Any", infer_provider_class(name))(api_key=key)
 
 
 def _model_at(route: Route, *, base_url: str, key: str | None) -> Model:

@@ -11,8 +11,9 @@ from typing import Protocol
 from celery import Celery
 
 from broker_config import BrokerSettings, celery_settings, kombu_queues
+from subagent_tasks.queue.activation import LIFECYCLE_ATTRIBUTE, ActivationTask, Lifecycle
 from subagent_tasks.queue.consumer import consumer_path
-from subagent_tasks.queue.pool import LIFECYCLE_ATTRIBUTE, ActivationTask, Lifecycle, use_asyncio_pool
+from subagent_tasks.queue.pool_guard import use_asyncio_pool
 from subagent_tasks.queue.publisher import ACTIVATE, BrokerPublisher, ScriptPublisher
 
 

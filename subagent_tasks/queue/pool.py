@@ -24,105 +24,22 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, cast
 
-import click
 from billiard.einfo import ExceptionInfo  # pyright: ignore[reportMissingTypeStubs]
-from celery import Celery, Task, bootsteps, concurrency  # pyright: ignore[reportMissingTypeStubs]
 from celery.concurrency.base import BasePool  # pyright: ignore[reportMissingTypeStubs]
 from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError  # pyright: ignore[reportMissingTypeStubs]
-from celery.worker.request import Request  # pyright: ignore[reportMissingTypeStubs]
-from click.core import ParameterSource
 
 from subagent_tasks.errors import SubagentError
+from subagent_tasks.queue.activation import LIFECYCLE_ATTRIBUTE, Lifecycle
 
 logger = logging.getLogger(__name__)
 
 POOL_PATH = "subagent_tasks.queue.pool:AsyncioPool"
 Outcome = tuple[int, Any, float]  # what Celery calls (failed, retval, runtime)
-LIFECYCLE_ATTRIBUTE = "subagent_lifecycle"
 DEFAULT_GRACE_SECONDS = 10.0
 CANCEL_GRACE_SECONDS = 1.0  # what a drive that ignored its release gets to unwind after it was cancelled
 LOOP_JOIN_SECONDS = 5.0
-
-
-class Lifecycle(Protocol):
-    """What lives on the pool's event loop for as long as the worker does.
-
-    Set it on the Celery app as `app.subagent_lifecycle`. All three coroutines run on the pool's loop.
-    """
-
-    @property
-    def shutdown_grace_seconds(self) -> float:
-        """How long `release`, and after it the activations, may take together at shutdown."""
-        ...
-
-    async def start(self) -> None:
-        """Runs before the first message. A `SubagentError` stops the worker with its message as the one log line."""
-        ...
-
-    async def release(self) -> None:
-        """Hand every drive back, so that other workers go on with them (protocol §4). No message starts after it."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop beating and close connections. Nothing of the pool runs any more."""
-        ...
-
-
-class ActivationRequest(Request):
-    """Celery's view of an activation message: it may not be revoked, retried or given a result by Celery.
-
-    A kill is a durable flag which the claim reads (protocol §2). Celery's own ways would store REVOKED or RETRY over
-    the result of a run which another worker may be driving.
-    """
-
-    def revoked(self) -> bool:
-        return False
-
-    def terminate(self, pool: object, signal: object = None) -> None:
-        """Nothing: `revoke` is replaced (`queue.control`), and a kill rings the driver instead."""
-
-    def cancel(self, pool: object, signal: object = None, emit_retry: bool = True) -> None:
-        """Nothing: at a cold shutdown the pool's `on_stop` releases the drive, which queues the run again."""
-
-    def info(self, safe: bool = False) -> dict[str, Any]:
-        """What `inspect active` answers: with the hidden arguments of the message, whatever was asked for."""
-        return cast("dict[str, Any]", super().info(safe=True))
-
-
-class ActivationTask(Task):
-    """Base of our tasks: `async def run(self, ...)` returns None and never raises; its scripts write the result."""
-
-    abstract = True
-    is_activation: ClassVar[bool] = True
-    typing = True
-    ignore_result = True
-    store_errors_even_if_ignored = False  # True would let Celery write FAILURE over a settled run
-    acks_late = False
-    Request = ActivationRequest
-
-
-def use_asyncio_pool(app: Celery) -> None:
-    """Make `celery -A … worker` run this pool, and refuse to start on any other.
-
-    Without `-P`, Celery takes `worker_pool`; an explicit `-P` of another pool is refused with one line and exit code 1.
-    """
-    untyped = cast("Any", app)
-    untyped.conf.worker_pool = POOL_PATH
-    untyped.steps["worker"].add(PoolGuard)
-
-
-class PoolGuard(bootsteps.Step):
-    """Refuses a worker of this app on another pool, before that pool is created."""
-
-    def __init__(self, parent: Any, **options: Any) -> None:
-        super().__init__(parent, **options)  # pyright: ignore[reportUnknownMemberType]  # Celery is untyped
-        chosen = _implementation(parent.pool_cls)
-        if not issubclass(chosen, AsyncioPool):
-            refuse(_wrong_pool(f"{chosen.__module__}:{chosen.__qualname__}"))
-        if _prefork_was_asked_for():
-            refuse(_wrong_pool("prefork"))
 
 
 def refuse(message: str) -> None:
@@ -574,23 +491,3 @@ def _exception_info(exc: Exception) -> ExceptionInfo:
 
 def _ignore(*_: object) -> None:
     pass
-
-
-def _wrong_pool(name: str) -> str:
-    return (
-        f"This app runs children on an event loop and needs its own worker pool, not {name}. "
-        "Start the worker without -P / --pool."
-    )
-
-
-def _prefork_was_asked_for() -> bool:
-    """Whether `-P prefork` was typed. Celery cannot tell it from its default, and puts `worker_pool` in its place."""
-    context = click.get_current_context(silent=True)
-    if context is None or context.get_parameter_source("pool") is not ParameterSource.COMMANDLINE:
-        return False
-    custom = concurrency.ALIASES.get("custom")  # `-P custom`, with CELERY_CUSTOM_WORKER_POOL naming a pool of ours
-    return not (custom and issubclass(_implementation(custom), AsyncioPool))
-
-
-def _implementation(name: object) -> type:
-    return cast("type", concurrency.get_implementation(name))  # pyright: ignore[reportUnknownMemberType]  # untyped

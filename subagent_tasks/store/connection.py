@@ -24,13 +24,15 @@ UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, 
 
 
 def connect(settings: BrokerSettings, *, max_connections: int = 32) -> redis.asyncio.Redis:
-    """A client whose every command is bounded: `redis_timeout_seconds` per try, and as long for a free connection."""
+    """A client that waits at most `redis_timeout_seconds` for a connection; its commands are bounded by `Moves`."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         settings.redis_py_url,
         decode_responses=True,
         max_connections=max_connections,
         timeout=settings.redis_timeout_seconds,
-        socket_timeout=settings.redis_timeout_seconds,
+        # `Moves.read` bounds every command. With a timeout here redis-py sends with `wait_for`, which costs a task per
+        # command and, before Python 3.12, swallows a cancellation that comes as it ends.
+        socket_timeout=None,
         socket_connect_timeout=settings.redis_timeout_seconds,
         socket_keepalive=not settings.redis_py_url.startswith("unix:"),
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import redis.asyncio
+import redis.exceptions
 
 from broker_config import BrokerSettings
 from subagent_tasks.errors import BrokerUnavailable
@@ -34,7 +35,8 @@ class Doorbell:
         self._client = redis.asyncio.Redis.from_url(
             settings.redis_py_url,
             decode_responses=True,
-            socket_timeout=settings.redis_timeout_seconds,
+            # As in `connect`: a cancellation must not be swallowed. Subscribing and reading have bounds of their own.
+            socket_timeout=None,
             socket_connect_timeout=settings.redis_timeout_seconds,
             health_check_interval=max(1, int(settings.redis_timeout_seconds)),
             client_name="subagent-tasks-doorbell",
@@ -83,8 +85,10 @@ class Doorbell:
         lost = False
         while True:
             try:
-                message = cast("dict[str, Any] | None", await self._pubsub.get_message(timeout=1.0))
-            except UNREACHABLE as error:
+                # Beyond its own second only when it connects again, to a server that accepts and then says nothing.
+                async with asyncio.timeout(1.0 + self._timeout_seconds):
+                    message = cast("dict[str, Any] | None", await self._pubsub.get_message(timeout=1.0))
+            except (*UNREACHABLE, redis.exceptions.ResponseError) as error:
                 if not lost:
                     logger.warning("doorbell lost its connection", extra={"error": type(error).__name__})
                 lost = True

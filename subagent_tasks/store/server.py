@@ -49,7 +49,9 @@ async def read_server(settings: BrokerSettings) -> ServerFacts:
             "it hangs or is overloaded; look at its log"
         ) from error
     except redis.exceptions.ResponseError as error:
-        raise OperatorError(f"the server refused INFO or TIME ({type(error).__name__}): allow both to this user") from error
+        raise OperatorError(
+            f"the server refused INFO or TIME ({type(error).__name__}): allow both to this user"
+        ) from error
     finally:
         await client.aclose()
     return facts_of(info, time_ms=int(seconds) * 1000 + int(microseconds) // 1000)

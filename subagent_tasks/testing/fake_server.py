@@ -38,6 +38,12 @@ class FakeServer:
             # Without it each reply waits for the client's delayed acknowledgement, about 40 ms.
             disable_nagle_algorithm = True
 
+            def setup(self) -> None:
+                # kombu sets the process's default timeout while it waits for messages; a connection accepted just then
+                # would inherit it and be answered `timed out` as soon as it is idle.
+                self.request.settimeout(None)
+                super().setup()
+
         class Server(tcp.TcpFakeServer):
             def __init__(self) -> None:
                 super().__init__(("127.0.0.1", 0))

@@ -196,9 +196,9 @@ def kill_worker(worker: WorkerProcess) -> int:
     return pid
 
 
-# The worker's parent. It holds the read end of a pipe whose write end only the test's process has: however that process
-# ends, the pipe closes, the worker's group is killed and a temporary log removed. It says the worker's process id, and at
-# the end its exit code.
+# The worker's parent. It holds the read end of a pipe whose write end only the test's process has: however that
+# process ends, the pipe closes, the worker's group is killed and a temporary log removed. It says the worker's process
+# id, and at the end its exit code.
 _GUARD: Final = """
 import contextlib, os, signal, subprocess, sys, threading
 signal.signal(signal.SIGINT, signal.SIG_IGN)

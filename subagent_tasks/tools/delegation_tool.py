@@ -85,9 +85,7 @@ class DelegationTool:
             namespace=services.settings.namespace, session_id=context.session_id, call_id=context.call_id
         )
 
-    async def _foreground(
-        self, services: ToolServices, context: CallContext, run_id: str, spec: RunSpec
-    ) -> ToolResult:
+    async def _foreground(self, services: ToolServices, context: CallContext, run_id: str, spec: RunSpec) -> ToolResult:
         # Expected before it is admitted: a child that ends at once is not missed.
         ending = services.waiting.expect(run_id)
         starting = asyncio.ensure_future(
@@ -123,9 +121,7 @@ class DelegationTool:
             services.waiting.forget(run_id)
 
 
-async def _withdraw(
-    services: ToolServices, context: CallContext, run_id: str, starting: asyncio.Future[bool]
-) -> bool:
+async def _withdraw(services: ToolServices, context: CallContext, run_id: str, starting: asyncio.Future[bool]) -> bool:
     """The caller gave up: ask the child to end. Whether it was asked by now; if not, the asking goes on (P8)."""
     withdrawal = services.delegation.withdraw(run_id, owner=context.session_id, starting=starting)
     await asyncio.wait({withdrawal}, timeout=ANSWER_SECONDS)

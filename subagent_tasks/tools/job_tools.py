@@ -49,9 +49,7 @@ class JobOutput:
         ended = await _wait(services, context, parsed.job_id, timeout_seconds=deadline - time.monotonic())
         if ended == "aborted":
             raise SubagentError("wait aborted", code="ABORTED")
-        record = await within(
-            _collect(services, context, parsed.job_id), wait_seconds=deadline - time.monotonic()
-        )
+        record = await within(_collect(services, context, parsed.job_id), wait_seconds=deadline - time.monotonic())
         return job_output_result(record.snapshot(), record.outcome)
 
 

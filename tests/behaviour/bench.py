@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
-
-from tests.behaviour.provider import Child, ScriptedProvider
 
 from subagent_tasks import Host, Notice, Session, SubagentApp, ToolResult
 from subagent_tasks.protocol.interfaces import Provider
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.models import text_block
 from subagent_tasks.testing import Kit, ScriptedModel, wait_until
+from tests.behaviour.provider import Child, ScriptedProvider
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Bench:
         return await (host or self.host).open_session(f"session-{next(self.numbers)}")
 
     @asynccontextmanager
-    async def declared(self, **tool: Any) -> AsyncIterator[tuple[Session, str]]:
+    async def declared(self, **tool: Any) -> AsyncGenerator[tuple[Session, str]]:
         """A session of a host whose app has one more delegation tool, and the tool's name."""
         config = {"provider": "scripted", "tool_name": f"tool_{next(self.numbers)}", **tool}
         self.kit.app.add_delegation_tool(**config)

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from tests.behaviour.bench import Bench
-from tests.behaviour.provider import ScriptedProvider
 
 from subagent_tasks.testing import ScriptedModel, fake_app
+from tests.behaviour.bench import Bench
+from tests.behaviour.provider import ScriptedProvider
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -27,9 +27,7 @@ ALL_CAPABILITIES = Capabilities(
 )
 
 
-def ended(
-    text: str = "", *, stop_reason: str = "completed", diagnostic: str | None = None
-) -> ChildResult:
+def ended(text: str = "", *, stop_reason: str = "completed", diagnostic: str | None = None) -> ChildResult:
     """A result whose output is one text block, or nothing."""
     output = (text_block(text),) if text else ()
     return ChildResult(stop_reason=stop_reason, output=output, diagnostic=diagnostic)
@@ -129,7 +127,7 @@ class _ScriptedRun:
     async def result(self) -> ChildResult:
         child = self._child
         if child.holds_result:
-            waits = [asyncio.ensure_future(wait_for(child.go_on).passed())]
+            waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(wait_for(child.go_on).passed())]
             if not child.ignores_cancel:
                 waits.append(asyncio.ensure_future(self._cancelled.wait()))
             try:

@@ -6,15 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.behaviour.bench import Bench, first_notices, job_id_of, job_of, status_of, until
-from tests.behaviour.provider import ended
 
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.models import ChildResult
+from tests.behaviour.bench import Bench, first_notices, job_id_of, job_of, status_of, until
+from tests.behaviour.provider import ended
 
 
 async def test_a_background_call_returns_before_the_child_is_done(bench: Bench) -> None:
-    """behaviour §10.36: the text names the job id, the answer comes through job_output; our ids are Celery result ids."""
+    """behaviour §10.36: the text names the job id, the answer comes through job_output; ids are Celery result ids."""
     session, child = await bench.session(), bench.provider.child(holds_result=True)
     started = await session.call("subagent", child.in_background())
     job_id = job_id_of(started)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from tests.behaviour.bench import Bench, foreground_value, run_id_of, until
-from tests.behaviour.provider import Child, ended
 
 from subagent_tasks import CallerError, RunEnded, RunStarted, Session, ToolResult
 from subagent_tasks.agents.stopping import output_of_responses
 from subagent_tasks.protocol.keys import Keys
-from subagent_tasks.protocol.models import MAX_DIAGNOSTIC_BYTES, ChildResult
+from subagent_tasks.protocol.models import MAX_DIAGNOSTIC_BYTES, Block, ChildResult, text_block
 from subagent_tasks.testing import call_tool, reply, wait_for
+from tests.behaviour.bench import Bench, foreground_value, run_id_of, until
+from tests.behaviour.provider import Child, ended
 
 
 async def delegate(bench: Bench, **behaviour: Any) -> tuple[ToolResult, Child]:
@@ -26,7 +26,7 @@ async def delegate(bench: Bench, **behaviour: Any) -> tuple[ToolResult, Child]:
 
 async def test_a_completed_child_is_its_text_and_its_blocks(bench: Bench) -> None:
     """behaviour §10.21: kind foreground with the run's id and all blocks; the text is the text blocks alone."""
-    blocks = ({"type": "reasoning", "text": "hm"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"})
+    blocks: tuple[Block, ...] = ({"type": "reasoning", "text": "hm"}, text_block("a"), text_block("b"))
     result, _ = await delegate(bench, result=ChildResult(stop_reason="completed", output=blocks))
     assert (result.text, result.is_error, result.code) == ("ab", False, None)
     assert result.value == {"kind": "foreground", "runId": run_id_of(result), "output": list(blocks)}
@@ -35,8 +35,8 @@ async def test_a_completed_child_is_its_text_and_its_blocks(bench: Bench) -> Non
 async def test_the_run_id_is_the_celery_result_id(bench: Bench) -> None:
     """P3, behaviour §2.4: a plain `AsyncResult` of the run's id holds the same canonical value."""
     result, _ = await delegate(bench)
-    stored = bench.kit.app.celery.AsyncResult(run_id_of(result))
-    assert await asyncio.to_thread(stored.get, timeout=5, disable_sync_subtasks=False) == result.value
+    stored: Any = bench.kit.app.celery.AsyncResult(run_id_of(result))
+    assert await asyncio.to_thread(stored.get, timeout=5) == result.value
 
 
 async def test_a_session_that_is_gone_cannot_delegate(bench: Bench) -> None:
@@ -358,9 +358,8 @@ def nested(depth: int) -> Any:
 async def test_bad_arguments_are_refused_by_field_value_and_fix(bench: Bench, arguments: Any, said: str) -> None:
     """P13, behaviour §2.7: a result with code INVALID_ARGS, nothing raised, nothing started."""
     session = await bench.session()
-    if isinstance(arguments, dict) and "prompt" in arguments:
-        arguments = {"description": "d", **arguments}
-    result = await session.call("subagent", arguments, call_id="c1")
+    given = {"description": "d", **arguments} if isinstance(arguments, dict) and "prompt" in arguments else arguments
+    result = await session.call("subagent", cast("Any", given), call_id="c1")
     assert result.text.startswith("Error: invalid arguments: ")
     assert said in result.text
     assert (result.code, result.is_error, result.call_id) == ("INVALID_ARGS", True, "c1")
@@ -391,12 +390,12 @@ async def test_an_unknown_tool_is_refused_and_the_tools_are_named(bench: Bench, 
     assert len(result.text) < 500
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5", True])
-async def test_a_timeout_that_is_no_time_is_refused(bench: Bench, timeout: Any) -> None:
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "5", True])
+async def test_a_timeout_that_is_no_time_is_refused(bench: Bench, seconds: Any) -> None:
     """P13: raised, for it is the calling code's mistake."""
     session, child = await bench.session(), bench.provider.child()
     with pytest.raises(CallerError, match="timeout must be a positive number of seconds, got "):
-        await session.call("subagent", child.arguments(), timeout=timeout)
+        await session.call("subagent", child.arguments(), timeout=seconds)
     assert child.starts == 0
 
 
@@ -459,8 +458,8 @@ async def test_closing_one_of_two_readers_leaves_the_other_listening(bench: Benc
 
 async def test_listeners_hear_one_start_and_one_end(bench: Bench) -> None:
     """behaviour §9: an id for each attempt, the child's id, its provider, its parent, and how it ended."""
-    session, events, gate = await bench.session(), [], threading.Event()
-    bench.kit.app.on_event(events.append)
+    session, gate = await bench.session(), threading.Event()
+    events = heard(bench, session)
     bench.model.on("listen", [wait_for(gate), reply("heard")])
     calling = asyncio.create_task(session.call("spawn_agent", {"description": "d", "prompt": "listen"}))
     await until(lambda: events, "the start was told")
@@ -496,9 +495,7 @@ async def test_a_failed_start_has_no_events(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("outcome", "stop_reason"), [(OSError("gone"), "error"), (ended(stop_reason="refusal"), "refusal")]
 )
-async def test_a_start_is_followed_by_one_end(
-    bench: Bench, outcome: ChildResult | Exception, stop_reason: str
-) -> None:
+async def test_a_start_is_followed_by_one_end(bench: Bench, outcome: ChildResult | Exception, stop_reason: str) -> None:
     """behaviour §9: a rejected result ends `error`."""
     session, child = await bench.session(), bench.provider.child(result=outcome)
     events = heard(bench, session)

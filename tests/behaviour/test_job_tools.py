@@ -1,4 +1,4 @@
-"""`job_output`, `job_list` and `job_kill` as the model meets them: exact texts, limits, and what each call tells off."""
+"""`job_output`, `job_list` and `job_kill` as the model meets them: exact texts, limits, and what each reports."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.behaviour.bench import Bench, first_notices, job_of, pending_notices, status_of
-from tests.behaviour.provider import ended
 
 from subagent_tasks import ConfigurationError, JobToolsConfig, SubagentApp
 from subagent_tasks.testing import wait_until
+from tests.behaviour.bench import Bench, first_notices, job_of, pending_notices, status_of
+from tests.behaviour.provider import ended
 
 
 def test_a_default_wait_above_the_cap_is_refused() -> None:
@@ -35,7 +35,7 @@ def test_a_wake_budget_that_is_no_whole_number_is_refused(value: Any, shown: obj
         ({"wait_timeout_ms": 0}, "wait_timeout_ms: "),
         ({"wait_timeout_ms": "30"}, "wait_timeout_ms: "),
         ({"wait_timeout_ms": 1, "waitTimeoutMs": 1}, "wait_timeout_ms is also given as waitTimeoutMs"),
-        ({"completion_delivery": "loud"}, 'completion_delivery: input should be \'wakeup\' or \'quiet\', got "loud"'),
+        ({"completion_delivery": "loud"}, "completion_delivery: input should be 'wakeup' or 'quiet', got \"loud\""),
     ],
 )
 def test_a_wrong_declaration_names_key_value_and_fix(values: dict[str, Any], said: str) -> None:

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from tests.behaviour.bench import Bench, first_notices, job_id_of, job_of, pending_notices, status_of, until
-from tests.behaviour.provider import ended
 
 from subagent_tasks import CallerError, ConfigurationError, Session, SubagentApp, Unauthorized, UnknownJob
 from subagent_tasks.errors import UnsupportedVersion
 from subagent_tasks.protocol.keys import Keys
+from tests.behaviour.bench import Bench, first_notices, job_id_of, job_of, pending_notices, status_of, until
+from tests.behaviour.provider import ended
 
 
 async def test_only_an_app_with_job_tools_takes_jobs(bench: Bench) -> None:

@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 from celery import Celery
-from tests.behaviour.bench import Bench, run_id_of, until
-from tests.behaviour.provider import Child, ScriptedProvider
 
 from broker_config import BrokerSettings
 from subagent_tasks import AgentOptions, Capabilities, ChildRequest, ConfigurationError, SubagentApp, ToolFilter
 from subagent_tasks.errors import DuplicateProvider, NoProvider, UnsupportedCapability
 from subagent_tasks.providers import SpawnProvider
-from subagent_tasks.testing import WorkerThread, fake_app
+from subagent_tasks.testing import reply
+from tests.behaviour.bench import Bench, run_id_of, status_of, until
+from tests.behaviour.provider import Child, ScriptedProvider
 
 NO_CAPABILITIES = Capabilities()
 
@@ -135,7 +135,7 @@ async def test_absent_options_stay_absent(bench: Bench) -> None:
     """behaviour §10.16: no empty object is invented on the way to the provider."""
     request = await requested(bench)
     assert request.agent_options is None
-    assert set(request.model_dump(exclude_none=True)) == {"label", "prompt", "max_depth"}
+    assert set(request.model_dump(exclude_none=True)) == {"label", "prompt", "maxDepth"}
 
 
 async def test_everything_configured_reaches_the_provider_unchanged(bench: Bench) -> None:
@@ -173,11 +173,11 @@ async def test_the_prompt_reaches_the_provider_as_it_was_written(bench: Bench) -
         ({"zzz": 1}, "zzz: unknown key; known keys: provider, tool_name, "),
         ({"provider": ""}, "provider: "),
         ({"provider": 5}, "provider: "),
-        ({"tool_name": ""}, 'tool_name: string should match pattern'),
+        ({"tool_name": ""}, "tool_name: string should match pattern"),
         ({"tool_name": "has space"}, 'got "has space"'),
         ({"tool_name": "a" * 65}, "tool_name: "),
         ({"enable_run_in_background": "yes"}, 'enable_run_in_background: input should be a valid boolean, got "yes"'),
-        ({"background_mode": "sometimes"}, 'background_mode: input should be \'one-shot\' or \'continuable\''),
+        ({"background_mode": "sometimes"}, "background_mode: input should be 'one-shot' or 'continuable'"),
         ({"persona": 5}, "persona: input should be a valid string, got 5"),
         ({"persona": "a\x00"}, "persona: contains a NUL character at position 1; remove it"),
         ({"persona": "a\ud800"}, "persona: contains half of a surrogate pair at position 1; remove it"),
@@ -244,16 +244,12 @@ def test_a_tool_name_is_declared_once() -> None:
     """behaviour §2.6: against other delegation tools, the job tools and the children's tools."""
     app = declared()
     app.add_job_tools()
-
-    def look() -> None:
-        """Look."""
-
-    app.add_tool(look)
+    app.add_tool(named("look"))
     for name in ("subagent", "job_kill", "look"):
         with pytest.raises(ConfigurationError, match=f'tool "{name}" is already registered'):
             app.add_delegation_tool(provider="scripted", tool_name=name)
     with pytest.raises(ConfigurationError, match='tool "subagent" is already registered'):
-        app.add_tool(lambda: None) if False else app.add_tool(named("subagent"))
+        app.add_tool(named("subagent"))
 
 
 def named(name: str) -> Callable[[], None]:
@@ -340,26 +336,19 @@ def test_an_app_leaves_other_celery_apps_alone() -> None:
 # A worker whose declaration differs from the host's.
 
 
-async def test_a_worker_without_the_provider_never_takes_its_work() -> None:
+async def test_a_worker_without_the_provider_never_takes_its_work(bench: Bench) -> None:
     """design §8: each provider has a queue of its own; the run waits for a worker that has it, and is not lost."""
-    here, there = ScriptedProvider("here"), ScriptedProvider("there")
-    async with fake_app(providers=[here], worker=False, check_leaks=False) as kit:
-        app = SubagentApp(kit.app.settings)
-        for provider in (ScriptedProvider("here"), there):
-            app.add_provider(provider)
-        app.add_delegation_tool(provider="there")
-        app.add_delegation_tool(provider="here", tool_name="other")
-        app.add_job_tools()
-        with WorkerThread(kit.app.celery):
-            async with app.host() as host:
-                session = await host.open_session("s")
-                arguments = {"description": "d", "prompt": "p"}
-                waiting = await session.call("subagent", {**arguments, "run_in_background": True})
-                assert (await session.call("other", arguments)).text == "done"
-                assert "] queued — d" in (await session.call("job_list", {})).text
-                assert isinstance(waiting.value, dict)
-                job_id = waiting.value["jobId"]
-                assert (await session.call("job_kill", {"job_id": job_id})).is_error is False
+    app = bench.other_app(providers=[bench.provider, ScriptedProvider("elsewhere")])
+    app.add_delegation_tool(provider="elsewhere")
+    app.add_delegation_tool(provider="scripted", tool_name="other")
+    app.add_job_tools()
+    child = bench.provider.child()
+    async with app.host() as host:
+        session = await bench.session(host=host)
+        job_id = await bench.job(session, child.in_background())
+        assert (await session.call("other", child.arguments())).text == "done"
+        assert (await session.call("job_list", {})).text == f"{job_id} [subagent] queued — a task"
+        assert status_of(await session.call("job_kill", {"job_id": job_id})) == "killed"
 
 
 async def test_a_worker_that_shares_the_queue_but_not_the_provider_says_so(bench: Bench) -> None:
@@ -381,16 +370,12 @@ async def test_a_filter_that_names_no_tool_fails_the_start(bench: Bench) -> None
     asked = bench.model.requests
     async with bench.declared(provider="spawn", tool_filter={"allow": ["lok"]}) as (session, name):
         result = await session.call(name, {"description": "d", "prompt": "p"})
-    assert result.text == (
-        'Error: tools.restrict() names unknown global tool(s) "lok"; known global tools: look'
-    )
+    assert result.text == ('Error: tools.restrict() names unknown global tool(s) "lok"; known global tools: look')
     assert bench.model.requests == asked
 
 
 async def test_two_tools_on_two_providers_work_side_by_side(bench: Bench) -> None:
     """behaviour §10.4"""
-    from subagent_tasks.testing import reply
-
     bench.model.on("answer me", reply("from the model"))
     session, child = await bench.session(), bench.provider.child()
     one = await session.call("subagent", child.arguments())

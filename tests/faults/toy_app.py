@@ -27,9 +27,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
 from subagent_tasks.errors import OperatorError
+from subagent_tasks.queue.activation import LIFECYCLE_ATTRIBUTE, ActivationTask
 from subagent_tasks.queue.consumer import consumer_path
 from subagent_tasks.queue.message import activation_message
-from subagent_tasks.queue.pool import LIFECYCLE_ATTRIBUTE, ActivationTask, use_asyncio_pool
+from subagent_tasks.queue.pool_guard import use_asyncio_pool
 
 QUEUE = "toy"
 TASK = "toy.activate"

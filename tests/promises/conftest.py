@@ -1,195 +1,33 @@
-"""What the promises are tried on: a real server, a stub of a model API, worker processes, and hosts in this process."""
+"""What the promises are tried on: real servers, a stub of a model API, and stages for worker processes."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import os
-import runpy
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
-from unittest import mock
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 
 import pytest
-import redis
+from stage import MakeStage, Stage
 
-from broker_config import EmbeddedServer, queue_name
-from subagent_tasks import SubagentApp
-from subagent_tasks.host import Session
-from subagent_tasks.protocol.keys import Keys
-from subagent_tasks.protocol.models import Notice
-from subagent_tasks.testing import StubLLM, stub_llm, wait_until
-from subagent_tasks.testing.processes import WorkerProcess
-from subagent_tasks.testing.script import SeenRequest
-
-HERE = Path(__file__).parent
-LEASE_SECONDS = 1.5
-WITHIN_TWO_LEASES_SECONDS = 2 * LEASE_SECONDS
-WORKER_OPTIONS = ("--without-gossip", "--without-mingle")
-
-_numbers = itertools.count(1)
-
-
-@dataclass
-class Stage:
-    """One namespace on one server, the model its children talk to, and the workers started for it."""
-
-    url: str
-    model: StubLLM
-    directory: Path
-    environment: dict[str, str] = field(default_factory=dict[str, str])
-    namespace: str = field(default_factory=lambda: f"stage-{os.getpid()}-{next(_numbers)}")
-    workers: list[WorkerProcess] = field(default_factory=list[WorkerProcess])
-    stack: ExitStack = field(default_factory=ExitStack)
-
-    def __post_init__(self) -> None:
-        self.gates.mkdir(parents=True)
-        self.keys = Keys(self.namespace)
-        self.environment = {
-            "SUBAGENT_TASKS_BROKER_URL": self.url,
-            "SUBAGENT_TASKS_NAMESPACE": self.namespace,
-            "SUBAGENT_TASKS_LEASE_SECONDS": str(LEASE_SECONDS),
-            "PROMISES_MODEL_URL": self.model.url,
-            "PROMISES_NOTES": str(self.directory / "notes"),
-            "PROMISES_GATES": str(self.gates),
-            **self.environment,
-        }
-        self.app = self._load()
-        state_url = self.app.settings.redis_py_url
-        self.redis = redis.Redis.from_url(state_url, decode_responses=True, socket_timeout=5)
-        self.stack.callback(self.redis.close)
-        self.stack.callback(self.app.celery.close)
-
-    def worker(self, *, concurrency: int = 10, options: tuple[str, ...] = (), log_level: str = "INFO") -> WorkerProcess:
-        """Start a worker; the caller waits until it is ready."""
-        worker = WorkerProcess(
-            "agents",
-            directory=HERE,
-            # Celery warns where tests run as root.
-            env={**self.environment, "PYTHONWARNINGS": "ignore"},
-            concurrency=concurrency,
-            options=(*WORKER_OPTIONS, *options),
-            log_level=log_level,
-        )
-        self.workers.append(self.stack.enter_context(worker))
-        return worker
-
-    def ensure(self, count: int) -> list[WorkerProcess]:
-        """At least `count` workers that run and are ready: tests that end one leave the rest to the next test."""
-        while len(self.living) < count:
-            self.worker()
-        for worker in self.living:
-            worker.wait_ready()
-        return self.living
-
-    @property
-    def living(self) -> list[WorkerProcess]:
-        return [worker for worker in self.workers if worker.is_running]
-
-    def by_pid(self, pid: int) -> WorkerProcess:
-        """The worker with that process id."""
-        return next(worker for worker in self.workers if worker.pid == pid)
-
-    @asynccontextmanager
-    async def session(self, session_id: str | None = None) -> AsyncIterator[Session]:
-        """A session of a host that lives as long as the block."""
-        async with self.app.host() as host:
-            yield await host.open_session(session_id or f"session-{next(_numbers)}")
-
-    @property
-    def gates(self) -> Path:
-        return self.directory / "gates"
-
-    def open_gate(self, name: str) -> None:
-        (self.gates / name).touch()
-
-    def notes(self, contains: str) -> list[str]:
-        """The lines that tools wrote and that hold the text, without the process ids."""
-        return [line.partition(" ")[2] for line in self._lines() if contains in line]
-
-    def note_pids(self, contains: str) -> list[int]:
-        """Which processes wrote them."""
-        return [int(line.partition(" ")[0]) for line in self._lines() if contains in line]
-
-    async def noted(self, text: str) -> int:
-        """Wait until a tool wrote that line; the process that did."""
-        await wait_until(lambda: self.notes(text), description=f"a tool wrote {text!r}")
-        return self.note_pids(text)[0]
-
-    def state(self, run_id: str) -> str | None:
-        return cast("str | None", self.redis.hget(self.keys.session(run_id), "state"))
-
-    def transcript(self, run_id: str) -> list[tuple[str, dict[str, str]]]:
-        """The entries as they are stored."""
-        return cast("list[tuple[str, dict[str, str]]]", self.redis.xrange(self.keys.transcript(run_id)))
-
-    def asked(self, prompt: str) -> list[SeenRequest]:
-        """The model requests whose prompt contains the text."""
-        return [request for request in self.model.seen if prompt in request.prompt]
-
-    def driver_pid(self, run_id: str) -> int:
-        """The process that drives a run, from its record."""
-        return int(str(self.redis.hget(self.keys.session(run_id), "worker")).split("-")[1])
-
-    def states(self) -> list[str]:
-        """The states of all runs."""
-        keys = self.redis.scan_iter(match=f"{{{self.namespace}}}:session:*")
-        found = [cast("str | None", self.redis.hget(str(key), "state")) for key in keys]
-        return [state for state in found if state is not None]
-
-    def queue(self, provider: str = "spawn") -> str:
-        """The list in which the provider's messages wait."""
-        return queue_name(self.namespace, provider)
-
-    def run(self, *words: str, input_text: str | None = None, timeout_seconds: float = 20) -> str:
-        """A process of its own under the stage's environment: what it wrote to standard output."""
-        done = subprocess.run(
-            [sys.executable, *words],
-            input=input_text,
-            cwd=HERE,
-            env={**os.environ, **self.environment, "PYTHONWARNINGS": "ignore"},
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def _load(self) -> SubagentApp:
-        """The declaration as a host process would import it."""
-        with mock.patch.dict(os.environ, self.environment):
-            return cast("SubagentApp", runpy.run_path(str(HERE / "agents.py"))["app"])
-
-    def _lines(self) -> list[str]:
-        notes = self.directory / "notes"
-        return notes.read_text().splitlines() if notes.exists() else []
-
-
-MakeStage = Callable[..., Stage]
+from broker_config import EmbeddedServer
+from subagent_tasks.testing import stub_llm
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def shared_server() -> Iterator[EmbeddedServer]:
     """A real server that nobody of the module stops."""
     with EmbeddedServer() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def make_stage(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeStage]:
+def make_stage(shared_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeStage]:
     """Stages on the module's server, or on `url`; all processes end with the module."""
     with ExitStack() as stack:
 
         def make(*, url: str | None = None, environment: Mapping[str, str] | None = None) -> Stage:
             model = stack.enter_context(stub_llm())
             stage = Stage(
-                url=url or server.url,
+                url=url or shared_server.url,
                 model=model,
                 directory=tmp_path_factory.mktemp("stage"),
                 environment=dict(environment or {}),
@@ -211,34 +49,3 @@ def own_server() -> Iterator[EmbeddedServer]:
     """For a test that kills or freezes it."""
     with EmbeddedServer() as running:
         yield running
-
-
-def arguments(prompt: str, *, background: bool = False) -> dict[str, Any]:
-    """What a model writes to delegate."""
-    return {"description": "a task", "prompt": prompt, **({"run_in_background": True} if background else {})}
-
-
-async def start_job(session: Session, prompt: str, *, tool: str = "subagent") -> str:
-    """Delegate in the background; the job id."""
-    result = await session.call(tool, arguments(prompt, background=True))
-    assert not result.is_error, result.text
-    return str(cast("dict[str, Any]", result.value)["jobId"])
-
-
-async def job(session: Session, job_id: str, *, wait_ms: int | None = None) -> dict[str, Any]:
-    """What `job_output` says of a job: `text` and `job`."""
-    wait = {} if wait_ms is None else {"wait": True, "timeout_ms": wait_ms}
-    result = await session.call("job_output", {"job_id": job_id, **wait})
-    assert not result.is_error, result.text
-    return cast("dict[str, Any]", result.value)
-
-
-async def notices_of(session: Session, count: int) -> list[Notice]:
-    """The first `count` notices of the session that were not acknowledged."""
-    found: list[Notice] = []
-    async with asyncio.timeout(5):
-        async for notice in session.notices():
-            found.append(notice)
-            if len(found) == count:
-                break
-    return found

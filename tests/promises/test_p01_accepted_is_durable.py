@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from conftest import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, job, start_job
+from stage import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, job, start_job
 
 from broker_config import EmbeddedServer
 from subagent_tasks.queue.publisher import BrokerPublisher
@@ -85,10 +85,10 @@ async def test_a_message_that_died_with_its_worker_is_sent_again(stage: Stage) -
 
 
 @pytest.fixture(scope="module")
-def split(make_stage: MakeStage, server: EmbeddedServer) -> Stage:
+def split(make_stage: MakeStage, shared_server: EmbeddedServer) -> Stage:
     """Broker and state are two databases: the message is sent right after the move, and may be lost in between."""
-    broker = server.url.removesuffix("/0") + "/1"
-    stage = make_stage(environment={"SUBAGENT_TASKS_BROKER_URL": broker, "SUBAGENT_TASKS_REDIS_URL": server.url})
+    broker = shared_server.url.removesuffix("/0") + "/1"
+    stage = make_stage(environment={"SUBAGENT_TASKS_BROKER_URL": broker, "SUBAGENT_TASKS_REDIS_URL": shared_server.url})
     stage.model.on("p1-split", reply("over there"))
     stage.ensure(1)
     return stage

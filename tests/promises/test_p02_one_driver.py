@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from conftest import Stage, job, start_job
+from stage import Stage, job, start_job
 
 from subagent_tasks.queue.message import activation_message
 from subagent_tasks.queue.publisher import ACTIVATE

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import Stage, job, start_job
+from stage import Stage, job, start_job
 
 from subagent_tasks.testing import call_tool, fail, reply, wait_until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from conftest import Stage, job, notices_of, start_job
+from stage import Stage, job, notices_of, start_job
 
 from subagent_tasks.testing import call_tool, fail, reply, wait_for, wait_until
 

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from conftest import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, job, notices_of, start_job
+from stage import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, job, notices_of, start_job
 
 from subagent_tasks.testing import call_tool, reply, wait_for, wait_until
 

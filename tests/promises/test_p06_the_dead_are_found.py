@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from conftest import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, arguments, job, notices_of, start_job
+from stage import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, arguments, job, notices_of, start_job
 
 from subagent_tasks.agents.transcript import UNKNOWN_EFFECT
 from subagent_tasks.testing import call_tool, reply, wait_until

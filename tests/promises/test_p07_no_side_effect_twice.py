@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import MakeStage, Stage, start_job
+from stage import MakeStage, Stage, start_job
 
 from broker_config import EmbeddedServer
 from subagent_tasks.agents.transcript import UNKNOWN_EFFECT

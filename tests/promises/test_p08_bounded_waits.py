@@ -1,4 +1,4 @@
-"""P8: no call outlives its stated wait, whatever Redis does: the server is frozen, connections stay, nothing answers."""
+"""P8: no call outlives its stated wait. The server is frozen: connections stay and nothing is answered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from conftest import MakeStage, Stage, arguments, start_job
+from stage import MakeStage, Stage, arguments, start_job
 
 from broker_config import EmbeddedServer
 from subagent_tasks.host import Session

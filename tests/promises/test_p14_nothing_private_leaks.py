@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from conftest import MakeStage, Stage, job, notices_of, start_job
+from stage import MakeStage, Stage, job, notices_of, start_job
 
 from subagent_tasks.testing import call_tool, fail, reply, wait_until
 

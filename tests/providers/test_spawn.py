@@ -34,7 +34,8 @@ from pydantic_ai.toolsets import FunctionToolset
 from pydantic_ai.usage import RequestUsage
 
 from subagent_tasks.agents.delegation_statement import DELEGATION_STATEMENT
-from subagent_tasks.agents.loop import MAX_TOOL_ERROR_CHARACTERS, NEEDS_APPROVAL, InProcessRun
+from subagent_tasks.agents.keeper import MAX_TOOL_ERROR_CHARACTERS, NEEDS_APPROVAL
+from subagent_tasks.agents.loop import InProcessRun
 from subagent_tasks.agents.transcript import UNKNOWN_EFFECT, fold
 from subagent_tasks.errors import ConfigurationError, DriveStopped, OperatorError, UnsupportedCapability
 from subagent_tasks.models.routes import ModelRoutes

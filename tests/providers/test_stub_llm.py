@@ -484,7 +484,7 @@ def test_stub_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
     script = Script()
     script.on("search", [call_tool("t", {}), reply("from afar")])
     (tmp_path / "script.json").write_text(script.to_json())
-    command = [sys.executable, "-m", "subagent_tasks.testing.stub_llm", "--script", str(tmp_path / "script.json")]
+    command = [sys.executable, "-m", "subagent_tasks.testing.serve_stub", "--script", str(tmp_path / "script.json")]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None
@@ -502,7 +502,7 @@ def test_stub_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
 def test_script_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     """An operator's mistake is named before a port is opened (P13)."""
     (tmp_path / "script.json").write_text("{}")
-    command = [sys.executable, "-m", "subagent_tasks.testing.stub_llm", "--script", str(tmp_path / "script.json")]
+    command = [sys.executable, "-m", "subagent_tasks.testing.serve_stub", "--script", str(tmp_path / "script.json")]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=30, check=False
     )

@@ -1,0 +1,316 @@
+"""The transcript of an in-process child, kept around each step of pydantic-ai's loop (protocol §3).
+
+`TranscriptKeeper` writes every step down around its effect and asks before each effect whether it may start; `Gate` is
+its one way to the drive. The loop itself, and what an ending means, are elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
+
+from pydantic_ai import ToolFailed
+from pydantic_ai.capabilities import (
+    AbstractCapability,
+    RawToolArgs,
+    ValidatedToolArgs,
+    WrapToolExecuteHandler,
+)
+from pydantic_ai.exceptions import (
+    ApprovalRequired,
+    CallDeferred,
+    SkipToolExecution,
+    ToolFailedError,
+    ToolRetryError,
+)
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    ToolCallPart,
+    ToolReturn,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDefinition, ToolDenied
+
+from subagent_tasks.agents.transcript import (
+    Conversation,
+    request_event,
+    response_event,
+    tool_call_event,
+    tool_result_event,
+)
+from subagent_tasks.errors import DriveStopped
+from subagent_tasks.protocol.interfaces import Drive, NewEvent
+
+MAX_TOOL_ERROR_CHARACTERS = 4000
+NEEDS_APPROVAL = (
+    "This call needs somebody's approval, which a delegated subagent cannot get. It was rejected and not run."
+)
+CANNOT_WAIT = "This call would have to be answered from outside, which a delegated subagent cannot wait for."
+
+
+class TranscriptKeeper(AbstractCapability[None]):
+    """Writes each step of the agent loop into the transcript, and lets no effect start that the drive does not allow.
+
+    A model request costs one check before and one append after it, a tool call one append before and one after it.
+    """
+
+    def __init__(self, gate: Gate, conversation: Conversation) -> None:
+        self._gate = gate
+        self._conversation = conversation
+        self._others_logged = len(conversation.tail.others)
+        self._resumed: frozenset[str] = frozenset()
+        self._running = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def resume(self, never_started: Sequence[str]) -> None:
+        """Name the calls that run for the first time although an earlier attempt already received them."""
+        self._resumed = frozenset(never_started)
+
+    async def before_model_request(
+        self, ctx: RunContext[None], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        # Next-step input (protocol §3) is to be taken here: its parts are recognised below as already written.
+        if new := self._unwritten(_parts_after_last_response(ctx.messages)):
+            await self._gate.record(*new)
+            self._gate.raise_if_halted()
+        else:
+            await self._gate.announce(None)
+        return request_context
+
+    async def after_model_request(
+        self, ctx: RunContext[None], *, request_context: ModelRequestContext, response: ModelResponse
+    ) -> ModelResponse:
+        await self._gate.record(response_event(response))
+        self._conversation.add_response(response)
+        self._others_logged = 0
+        return response
+
+    async def before_tool_validate(
+        self,
+        ctx: RunContext[None],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: RawToolArgs,
+    ) -> RawToolArgs:
+        if call.tool_call_id in self._resumed:
+            # Running a call for the first time is not an approval anybody gave.
+            ctx.tool_call_approved = False
+        return args
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[None],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: ValidatedToolArgs,
+        handler: WrapToolExecuteHandler,
+    ) -> object:
+        if tool_def.kind == "unapproved":
+            raise ToolFailed(NEEDS_APPROVAL)
+        try:
+            await self._gate.announce(tool_call_event(call))
+        except DriveStopped as stop:
+            if stop.reason == "release":
+                # The run goes on elsewhere: calls already running end and are recorded, or their effect is unknown.
+                await self._quiet.wait()
+            raise
+        self._enter()
+        try:
+            return await self._run_tool(call, args, handler)
+        finally:
+            self._leave()
+
+    async def handle_deferred_tool_calls(
+        self, ctx: RunContext[None], *, requests: DeferredToolRequests
+    ) -> DeferredToolResults:
+        """Refuse what would need somebody else: a delegated child cannot ask (behaviour §4.13)."""
+        return DeferredToolResults(
+            approvals={call.tool_call_id: ToolDenied(NEEDS_APPROVAL) for call in requests.approvals},
+            calls={call.tool_call_id: ToolFailed(CANNOT_WAIT) for call in requests.calls},
+        )
+
+    async def _run_tool(
+        self,
+        call: ToolCallPart,
+        args: ValidatedToolArgs,
+        handler: WrapToolExecuteHandler,
+    ) -> object:
+        try:
+            value: object = await handler(args)
+        except (CallDeferred, ApprovalRequired, SkipToolExecution):
+            raise
+        except ToolRetryError as error:
+            if isinstance(error.tool_retry, ToolReturnPart):
+                await self._write_result(tool_result_event(error.tool_retry))
+            raise
+        except ToolFailedError as error:
+            await self._write_result(tool_result_event(error.tool_failed))
+            raise
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            raise await self._failed(call, "the tool cancelled itself") from error
+        except (Exception, SystemExit) as error:
+            # What a tool raises is for its model to deal with, and must end neither the child nor the worker.
+            raise await self._failed(call, f"{type(error).__name__}: {error}") from error
+        try:
+            event = _success_event(call, value)
+        except Exception as error:
+            text = f"the tool ran, but returned a {type(value).__name__} that cannot be written as JSON"
+            raise await self._failed(call, text) from error
+        written = await self._write_result(event)
+        # The model gets what the transcript holds: a resumed child sees the same bytes.
+        content = cast("object", written.content)
+        return (
+            replace(cast("ToolReturn[Any]", value), return_value=content) if isinstance(value, ToolReturn) else content
+        )
+
+    async def _failed(self, call: ToolCallPart, text: str) -> ToolFailed:
+        failure = text if len(text) <= MAX_TOOL_ERROR_CHARACTERS else text[:MAX_TOOL_ERROR_CHARACTERS] + "…"
+        part = ToolReturnPart(call.tool_name, failure, call.tool_call_id, outcome="failed")
+        await self._write_result(tool_result_event(part))
+        return ToolFailed(failure)
+
+    async def _write_result(self, event: NewEvent) -> ToolReturnPart:
+        await self._gate.record(event)
+        return self._conversation.add_result(event.data)
+
+    def _unwritten(self, parts: Sequence[ModelRequestPart]) -> list[NewEvent]:
+        """Events for the parts of the coming request that no event tells yet.
+
+        pydantic-ai merges adjacent requests of a resumed history, so what is written is told by call id and by count
+        since the last model message, never by the position of a message.
+        """
+        results = [
+            part
+            for part in parts
+            if isinstance(part, ToolReturnPart) and part.tool_call_id not in self._conversation.tail.results
+        ]
+        # User prompts are either taken input or what a tool added to its result: both are written already.
+        others = [part for part in parts if not isinstance(part, ToolReturnPart | UserPromptPart)]
+        events = [tool_result_event(part) for part in results]
+        for event in events:
+            self._conversation.add_result(event.data)
+        if fresh := others[self._others_logged :]:
+            events.append(request_event(fresh))
+            self._conversation.tail.others.extend(fresh)
+            self._others_logged = len(others)
+        return events
+
+    def _enter(self) -> None:
+        self._running += 1
+        self._quiet.clear()
+
+    def _leave(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._quiet.set()
+
+
+class Gate:
+    """The one way to the drive: remembers a refusal, and lets a write that has begun come to its end."""
+
+    def __init__(self, drive: Drive) -> None:
+        self._drive = drive
+        self._stopped: DriveStopped | None = None
+        self._fault: Exception | None = None
+        self._is_halted = False
+        self._is_closed = False
+
+    def halt(self) -> None:
+        """The run was cancelled: no further effect may start, what has started may still report."""
+        self._is_halted = True
+
+    def close(self) -> None:
+        """The run has its result: what still runs in its name may not write any more."""
+        self._is_closed = True
+
+    def raise_if_halted(self) -> None:
+        if self._is_halted:
+            raise asyncio.CancelledError
+
+    def raise_refusal(self) -> None:
+        """Raise what the drive raised, if somebody else goes on with the run; an ended one keeps its partial text."""
+        if self._stopped is not None and not self.was_ended:
+            raise self._stopped
+        if self._fault is not None:
+            raise self._fault
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether the drive said that the run is to end here (a kill, its limit)."""
+        return self._stopped is not None and self._stopped.reason in ("kill", "limit")
+
+    async def announce(self, event: NewEvent | None) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+        if not self._is_halted:
+            await self._write(lambda: self._drive.announce(event))
+        # Also after it: a cancel that came during the write has spared the write, not the effect.
+        self.raise_if_halted()
+
+    async def record(self, *events: NewEvent) -> None:
+        # A run that is being released may still report what it had started: the drive says whether it is in time.
+        if self._stopped is not None and self._stopped.reason != "release":
+            raise self._stopped
+        await self._write(lambda: self._drive.record(*events))
+
+    async def _write(self, write: Callable[[], Awaitable[None]]) -> None:
+        if self._is_closed:
+            raise DriveStopped("stale")
+        if self._fault is not None:
+            raise self._fault
+        # A cancel that lands inside a write would leave open whether it was committed, and so what comes next.
+        writing = asyncio.ensure_future(write())
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            while not writing.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({writing})
+            if not writing.cancelled():
+                self._remember(writing.exception())
+            raise
+        except BaseException as error:
+            self._remember(error)
+            raise
+
+    def _remember(self, error: BaseException | None) -> None:
+        if isinstance(error, DriveStopped) and self._stopped is None:
+            self._stopped = error
+        elif isinstance(error, Exception) and self._fault is None:
+            self._fault = error
+
+
+def is_being_cancelled() -> bool:
+    """Somebody cancelled this task; otherwise the code it runs raised a cancellation of its own making."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _success_event(call: ToolCallPart, value: object) -> NewEvent:
+    if not isinstance(value, ToolReturn):
+        return tool_result_event(ToolReturnPart(call.tool_name, value, call.tool_call_id))
+    returned = cast("ToolReturn[Any]", value)
+    part = ToolReturnPart(call.tool_name, returned.return_value, call.tool_call_id, metadata=returned.metadata)
+    return tool_result_event(part, user_content=returned.content)
+
+
+def _parts_after_last_response(messages: Sequence[ModelMessage]) -> list[ModelRequestPart]:
+    parts: list[ModelRequestPart] = []
+    for message in reversed(messages):
+        if not isinstance(message, ModelRequest):
+            break
+        parts[:0] = message.parts
+    return parts
