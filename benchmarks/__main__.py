@@ -31,6 +31,7 @@ from benchmarks.stage import Stage, open_stage
 from benchmarks.throughput import measure_drain, measure_live
 from benchmarks.traffic import measure_traffic
 
+TABLE_WIDTH = 130
 PARTS = ("round-trips", "drain", "live", "delays", "traffic", "memory")
 
 
@@ -73,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", choices=PARTS, action="append", help="this part only; may be repeated")
     parser.add_argument("--output", type=Path, default=Path("bench-results.json"), help="where the JSON goes")
     given = parser.parse_args(words)
-    console, options, parts = Console(), QUICK if given.quick else Options(), given.only or PARTS
+    console, options, parts = _console(), QUICK if given.quick else Options(), given.only or PARTS
     begun = time.monotonic()
     facts: dict[str, Any] = {**machine_facts(), "load_before": load_average()}
     with open_stage() as stage:
@@ -82,6 +83,12 @@ def main(words: Sequence[str] | None = None) -> None:
     print_report(lines, facts=facts, notes=_notes(lines, details, cores=facts["cores"]), console=console)
     write_json(given.output, lines, facts=facts, options=asdict(options), details=details)
     console.print(f"Details: {given.output}")
+
+
+def _console() -> Console:
+    console = Console()
+    # A pipe has no width; the table's own is right there.
+    return console if console.is_terminal else Console(width=TABLE_WIDTH)
 
 
 async def _measure(
@@ -128,12 +135,14 @@ def _notes(lines: Sequence[Line], details: dict[str, Any], *, cores: int) -> lis
     drained = found.get("backlog drained")
     if drained is not None and drained.is_met is False:
         workers, server = found["CPU of the workers, per no-op"], found["CPU of the server, per no-op"]
-        for side, pick in (("ours", lambda line: line.ours), ("raw", lambda line: line.raw)):
-            busy_ms = pick(workers).value + pick(server).value
+        for side, of_workers, of_server in (
+            ("ours", workers.ours, server.ours),
+            ("raw", workers.raw or workers.ours, server.raw or server.ours),
+        ):
+            most = cores * 1000 / (of_workers.value + of_server.value)
             notes.append(
-                f"Where the time goes, {side}: {pick(workers).value:.2f} ms of CPU in the workers and "
-                f"{pick(server).value:.2f} ms in the server for each no-op; "
-                f"{cores} cores full of that are {cores * 1000 / busy_ms:.0f}/s"
+                f"Where the time goes, {side}: {of_workers.value:.2f} ms of CPU in the workers and "
+                f"{of_server.value:.2f} ms in the server for each no-op; {cores} cores full of that are {most:.0f}/s"
             )
     return notes
 

@@ -1,5 +1,5 @@
-"""How long the parts of a delegation take, with one worker: from the start call to the provider, from the child's release
-to the notice in the parent's hands, from a kill to the notice of the killing.
+"""How long the parts of a delegation take, with one worker: from the start call to the provider, from the child's
+release to the notice in the parent's hands, from a kill to the notice of the killing.
 
 Moments in the worker are its own (`Stamps`), in milliseconds Redis would be too coarse. "Settle" is stamped when the
 provider has released the child, right before the settlement is sent: what is shown includes the settling script.

@@ -1,18 +1,13 @@
-"""Resident memory of processes that do nothing: workers, and hosts in processes of their own.
-
-`python -m benchmarks.memory ours|raw` is such a host: it says how much it holds once it is idle.
-"""
+"""Resident memory of processes that do nothing: workers, and hosts in processes of their own."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
 
-from benchmarks.machine import group_rss_mib, own_rss_mib
-from benchmarks.raw import TASK, URL_VARIABLE, make_raw
+from benchmarks.machine import group_rss_mib
 from benchmarks.stage import ROOT, Stage
 
 SETTLE_SECONDS = 3.0
@@ -41,7 +36,7 @@ async def measure_memory(stage: Stage) -> Memory:
 
 def _host_rss_mib(side: str) -> float:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", side],
+        [sys.executable, "-m", "benchmarks.idle_host", side],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -49,24 +44,3 @@ def _host_rss_mib(side: str) -> float:
         check=True,
     )
     return float(done.stdout)
-
-
-async def _be_our_host() -> float:
-    # The import is what is measured.
-    from benchmarks.agents import app  # noqa: PLC0415
-
-    async with app.host() as host:
-        session = await host.open_session("bench-memory")
-        await session.call("job_list", {})
-        return own_rss_mib()
-
-
-def _be_raw_host() -> float:
-    raw = make_raw(os.environ[URL_VARIABLE])
-    result = raw.tasks[TASK].apply_async()
-    result.forget()
-    return own_rss_mib()
-
-
-if __name__ == "__main__":
-    print(asyncio.run(_be_our_host()) if sys.argv[1] == "ours" else _be_raw_host())

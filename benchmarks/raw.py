@@ -7,6 +7,7 @@ the lease, the record, the notice or the kill that the other side has.
 from __future__ import annotations
 
 import os
+from typing import Any, cast
 
 from celery import Celery  # pyright: ignore[reportMissingTypeStubs]
 
@@ -21,6 +22,11 @@ def make_raw(url: str) -> Celery:
     celery.conf.worker_hijack_root_logger = False
     celery.task(name=TASK, lazy=False)(_noop)
     return celery
+
+
+def noop_task(celery: Celery) -> Any:
+    """The task, to be sent with `apply_async`."""
+    return cast("Any", celery).tasks[TASK]
 
 
 def _noop() -> str:

@@ -52,9 +52,9 @@ def round_trip_lines(found: RoundTrips) -> list[Line]:
             is_met=foreground.value <= 2 * raw.value,
         ),
         Line(group, "foreground p99", "ms", p99(found.foreground_ms), p99(found.raw_ms)),
-        Line(group, "one-shot job, start and read p50", "ms", p50(found.job_ms), raw),
-        Line(group, "one-shot job, start and read p99", "ms", p99(found.job_ms), p99(found.raw_ms)),
-        Line(group, "start call alone p50", "ms", p50(found.start_ms), p50(found.raw_start_ms)),
+        Line(group, "one-shot job p50", "ms", p50(found.job_ms), raw),
+        Line(group, "one-shot job p99", "ms", p99(found.job_ms), p99(found.raw_ms)),
+        Line(group, "start call p50", "ms", p50(found.start_ms), p50(found.raw_start_ms)),
     ]
 
 
@@ -111,9 +111,9 @@ def traffic_lines(found: Traffic) -> list[Line]:
         ),
         Line(group, "foreground call, round trips of the host", "", Figure(found.foreground_call_sends)),
     ]
-    for kind, name in (("foreground", "foreground"), ("job", "one-shot job, started and read")):
+    for kind, name in (("foreground", "foreground"), ("job", "one-shot job")):
         ours = found.kinds[kind]
-        lines.append(Line(group, f"{name}: round trips, all processes", "", Figure(ours.total), Figure(raw.total)))
+        lines.append(Line(group, f"{name}: round trips of all", "", Figure(ours.total), Figure(raw.total)))
         lines.append(Line(group, f"{name}: commands inside scripts", "", Figure(ours.inside_scripts)))
     return lines
 
@@ -129,11 +129,11 @@ def memory_lines(found: Memory) -> list[Line]:
 def print_report(lines: Sequence[Line], *, facts: dict[str, Any], notes: Sequence[str], console: Console) -> None:
     """The table, a section per group, and below it what needs a sentence."""
     table = Table(title="subagent-tasks beside raw Celery, one run", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for header in ("ours", "raw Celery", "ratio", "rounds, ours", "rounds, raw"):
-        table.add_column(header, justify="right")
-    table.add_column("target")
-    table.add_column("")
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    table.add_column("", no_wrap=True)
     group = ""
     for line in lines:
         if line.group != group:

@@ -10,7 +10,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +51,7 @@ class Stage:
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
     @contextmanager
-    def workers(self, *, ours: int = 0, raw: int = 0) -> Iterator[tuple[list[WorkerProcess], list[WorkerProcess]]]:
+    def workers(self, *, ours: int = 0, raw: int = 0) -> Generator[tuple[list[WorkerProcess], list[WorkerProcess]]]:
         """Start that many worker processes of ours, and that many of raw Celery (prefork, `-c 2`); ended afterwards.
 
         They may still be starting: see `wait_ready`.
@@ -70,7 +70,7 @@ class Stage:
                     raise RuntimeError(f"{count} worker(s) of {celery.main} did not answer within {READY_SECONDS:g} s")
 
     @asynccontextmanager
-    async def sessions(self, count: int = 1) -> AsyncIterator[list[Session]]:
+    async def sessions(self, count: int = 1) -> AsyncGenerator[list[Session]]:
         """That many fresh sessions of one host in this process."""
         async with AsyncExitStack() as stack:
             host = await stack.enter_async_context(self.app.host())
@@ -97,7 +97,7 @@ class Stage:
 
 
 @contextmanager
-def open_stage() -> Iterator[Stage]:
+def open_stage() -> Generator[Stage]:
     """A stage on the bundled server. The caller's own `SUBAGENT_TASKS_*` variables do not reach it."""
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         del os.environ[name]

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from benchmarks.machine import group_cpu_seconds
-from benchmarks.raw import QUEUE, TASK
+from benchmarks.raw import QUEUE, noop_task
 from benchmarks.samples import rate_between
 from benchmarks.stage import CALL_SECONDS, Stage, call, start_job
 from subagent_tasks.protocol.keys import Keys
@@ -96,7 +96,7 @@ def _drain_admitted(stage: Stage, rates: Rates, run_ids: Sequence[str], owners: 
     keys = Keys(stage.app.settings.namespace)
 
     def left() -> int:
-        return sum(cast("int", stage.redis.scard(keys.unsettled(owner))) for owner in owners)
+        return sum(stage.redis.scard(keys.unsettled(owner)) for owner in owners)
 
     with stage.workers(ours=OUR_WORKERS) as (workers, _):
         looks = _watch(stage, workers, left=left, side="our")
@@ -108,14 +108,14 @@ def _drain_admitted(stage: Stage, rates: Rates, run_ids: Sequence[str], owners: 
 
 
 def _drain_raw(stage: Stage, rates: Rates, *, count: int) -> None:
-    task: Any = stage.raw.tasks[TASK]
+    task = noop_task(stage.raw)
     names = [f"celery-task-meta-{task.apply_async().id}" for _ in range(count)]
     # As above, the client leaves: otherwise every result is also sent to a connection that nobody reads.
     cast("Any", stage.raw.backend).result_consumer.stop()
 
     def left() -> int:
-        waiting = cast("int", stage.raw_redis.llen(QUEUE))
-        return waiting or count - cast("int", stage.raw_redis.exists(*names))
+        waiting = stage.raw_redis.llen(QUEUE)
+        return waiting or count - stage.raw_redis.exists(*names)
 
     with stage.workers(raw=1) as (_, workers):
         looks = _watch(stage, workers, left=left, side="raw Celery's")
@@ -126,7 +126,7 @@ def _drain_raw(stage: Stage, rates: Rates, *, count: int) -> None:
 
 
 def _raw_live(stage: Stage, *, count: int, in_flight: int) -> None:
-    task: Any = stage.raw.tasks[TASK]
+    task = noop_task(stage.raw)
     under_way: deque[Any] = deque()
     for _ in range(count):
         if len(under_way) == in_flight:

@@ -1,5 +1,5 @@
-"""What one delegation asks of Redis: round trips of the start call counted where they are sent, and everything else as the
-server sees it (MONITOR), with what idle processes do anyway taken away.
+"""What one delegation asks of Redis: the host's round trips counted where they are sent, and everything as the server
+sees it (MONITOR), with what idle processes do anyway taken away.
 
 A round trip of the server's list is one command, or one transaction: redis-py sends those in one go. What scripts do
 inside the server is counted apart: it costs the server, but no round trip.
@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from typing import Any, cast
 import redis
 import redis.asyncio.connection
 
-from benchmarks.raw import TASK
+from benchmarks.raw import noop_task
 from benchmarks.stage import CALL_SECONDS, OUR_DATABASE, RAW_DATABASE, Stage, call, collect, start_job
 from subagent_tasks.protocol import scripts
 
@@ -38,7 +38,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Round trips by name (a script's name stands for its EVALSHA), and commands that scripts made inside the server."""
+    """Round trips by name (a script's name stands for its EVALSHA), and commands that scripts ran in the server."""
 
     round_trips: dict[str, float]
     inside_scripts: float
@@ -115,7 +115,7 @@ async def _watched(stage: Stage, work: Callable[[], Awaitable[object]]) -> _Watc
     begun = time.perf_counter()
     await work()
     watch.seconds = time.perf_counter() - begun
-    await asyncio.to_thread(stage.redis.echo, END_OF_WATCH)
+    await asyncio.to_thread(lambda: stage.redis.echo(END_OF_WATCH))
     await watcher
     return watch
 
@@ -128,15 +128,11 @@ def _watch(url: str, watch: _Watch, ready: threading.Event) -> None:
         ready.set()
         while True:
             seen = cast("dict[str, Any]", monitor.next_command())
-            words, address, database = (
-                str(seen["command"]).split(),
-                f"{seen['client_address']}:{seen['client_port']}",
-                0,
-            )
-            database = int(seen["db"])
-            command = words[0].upper()
+            words, database = str(seen["command"]).split(), int(seen["db"])
+            address = f"{seen['client_address']}:{seen['client_port']}"
             if END_OF_WATCH in words:
                 return
+            command = words[0].upper()
             if seen["client_type"] == "lua":
                 watch.inside[database] += 1
             elif command == "MULTI":
@@ -153,7 +149,7 @@ _counter: ContextVar[list[int] | None] = ContextVar("benchmarks_counter", defaul
 
 
 @contextmanager
-def _counted_sends() -> Iterator[Callable[[], int]]:
+def _counted_sends() -> Generator[Callable[[], int]]:
     """Count what this task, and what it starts, sends to Redis: a send is a round trip. Others' sends do not count."""
     connection = cast("Any", redis.asyncio.connection.AbstractConnection)
     send = connection.send_packed_command
@@ -175,6 +171,6 @@ def _counted_sends() -> Iterator[Callable[[], int]]:
 
 
 def _raw_calls(stage: Stage, count: int) -> None:
-    task: Any = stage.raw.tasks[TASK]
+    task = noop_task(stage.raw)
     for _ in range(count):
         task.apply_async().get(timeout=CALL_SECONDS)

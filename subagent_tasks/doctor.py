@@ -47,7 +47,7 @@ async def examine(settings: BrokerSettings, app: SubagentApp | None = None) -> l
     except SubagentError as error:
         return [*findings, Finding("server", "failed", str(error), "start it, or correct the URL, and ask again")]
     findings += [
-        Finding("server", "ok", f"{facts.name} {facts.version} answers at {safe_url(settings.state_url)}"),
+        Finding("server", "ok", f"answers at {safe_url(settings.state_url)}"),
         check_version(facts),
         check_topology(facts),
         check_eviction(facts),
@@ -153,10 +153,11 @@ def check_clock(facts: ServerFacts, *, here_ms: int) -> Finding:
     """How far this machine's clock is from the server's."""
     skew_seconds = (here_ms - facts.time_ms) / 1000
     if abs(skew_seconds) > MAX_CLOCK_SKEW_SECONDS:
+        way = "ahead of" if skew_seconds > 0 else "behind"
         return Finding(
             "clock",
             "warning",
-            f"this machine's clock is {abs(skew_seconds):.1f} s {'ahead of' if skew_seconds > 0 else 'behind'} the server's",
+            f"this machine's clock is {abs(skew_seconds):.1f} s {way} the server's",
             "synchronise both with NTP: dates in results and Celery's redelivery go by the machines' clocks",
         )
     return Finding("clock", "ok", f"within {MAX_CLOCK_SKEW_SECONDS:g} s of the server's")

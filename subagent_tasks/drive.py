@@ -7,6 +7,7 @@ lease and the kill flag. After `stop` every call raises `DriveStopped`, so a pro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
@@ -42,6 +43,9 @@ class LeasedDrive:
         self._patience_seconds = 2 * settings.lease_seconds
         # A provider may run tools side by side; the transcript is written by one at a time.
         self._writing = asyncio.Lock()
+        self._open_calls = 0
+        self._no_open_call = asyncio.Event()
+        self._no_open_call.set()
 
     def stop(self, reason: StopReason) -> None:
         """Let no further effect start. The first reason stands; later ones change nothing."""
@@ -69,15 +73,29 @@ class LeasedDrive:
 
     async def announce(self, call: NewEvent | None = None) -> None:
         """Right before an effect: may it start? A tool call is written down first."""
+        self._check()
         await self._append("announce", () if call is None else (call,))
+        if call is not None:
+            self._open_calls += 1
+            self._no_open_call.clear()
 
     async def record(self, *events: NewEvent) -> None:
-        """Write down what happened."""
+        """Write down what happened; also what ends after the drive was stopped, while the lease is still ours."""
+        if self.stopped == "stale":
+            raise DriveStopped("stale")
         await self._append("record", events)
+        self._open_calls -= sum(event.kind == "tool_result" for event in events)
+        if self._open_calls <= 0:
+            self._no_open_call.set()
+
+    async def calls_ended(self, *, timeout_seconds: float) -> None:
+        """Wait until every announced tool call has its result, at most that long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._no_open_call.wait()
 
     async def _append(self, purpose: Literal["announce", "record"], events: Sequence[NewEvent]) -> None:
         async with self._writing:
-            self._check()
             answer = await self._persist(
                 lambda: self._runs.append(self._lease, seq=self._seq, purpose=purpose, events=events)
             )

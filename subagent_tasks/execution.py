@@ -1,7 +1,7 @@
-"""Driving: what a worker does with one run, from its claim to its settlement.
+"""Driving: what a worker does with the runs it claims, from the claim to the settlement.
 
-Claim, take the input, let the provider run the child, release it, settle. What an outcome means is decided in
-`protocol.outcomes`, who may go on after a loss in `protocol.leases`; here it is carried out.
+The child itself is run by an `Attempt`. What an outcome means is decided in `protocol.outcomes`, who may go on after a
+loss in `protocol.leases`; here it is carried out.
 """
 
 from __future__ import annotations
@@ -13,24 +13,19 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from broker_config import BrokerSettings
+from subagent_tasks.attempt import Attempt
 from subagent_tasks.drive import LeasedDrive, persist
 from subagent_tasks.errors import BrokerUnavailable, DriveStopped, SubagentError
 from subagent_tasks.protocol.endings import EndingWriter
-from subagent_tasks.protocol.interfaces import ChildTools, Provider, Run
+from subagent_tasks.protocol.interfaces import ChildTools, Provider
 from subagent_tasks.protocol.leases import WORKER_LOST, after_worker_loss
-from subagent_tasks.protocol.models import ChildRequest, ChildResult, Outcome
-from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, limited, outcome_of, stringified
+from subagent_tasks.protocol.models import Outcome
+from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, limited, outcome_of
 from subagent_tasks.protocol.ports import Ids, Publisher, RunListener
 from subagent_tasks.protocol.records import RunRecord
 from subagent_tasks.store.runs import Lease, RunStore
 
 logger = logging.getLogger(__name__)
-
-CANCEL_SECONDS = 10.0
-"""How long a provider may take to end after a cancel; then its task is cancelled."""
-
-DISPOSE_SECONDS = 30.0
-"""How long a provider may take to release what it holds; then the release counts as failed."""
 
 
 class Executor:
@@ -168,150 +163,29 @@ class Executor:
         self._drives[record.id] = drive
         if self._releasing:
             drive.stop("release")
+        attempt = Attempt(
+            record,
+            drive,
+            provider=self._providers.get(record.spec.provider),
+            runs=self._runs,
+            patience_seconds=self._patience_seconds,
+            spawn=self._spawn,
+        )
         has_started = False
+
+        def on_start() -> None:
+            nonlocal has_started
+            has_started = True
+            self._tell_started(record, attempt_id)
+
         try:
-            begun = await self._begin(record, drive)
-            if isinstance(begun, Outcome):
-                outcome = begun
-            else:
-                # Only now: a start that fails has no events (behaviour §9).
-                has_started = True
-                self._tell_started(record, attempt_id)
-                outcome = await self._outcome(record, drive, begun)
+            outcome = limited(await attempt.outcome(on_start), max_output_bytes=self._settings.max_output_bytes)
         except DriveStopped as stopped:
             outcome = await self._give_up(record, lease, stopped.reason)
         else:
             await self._settle(record, lease, outcome)
         if has_started and outcome is not None:
             self._tell_ended(record, attempt_id, outcome)
-
-    async def _begin(self, record: RunRecord, drive: LeasedDrive) -> Run | Outcome:
-        """Start the child, or say how the run ended without one. Raises `DriveStopped` as `_outcome` does."""
-        provider = self._providers.get(record.spec.provider)
-        if provider is None:
-            return outcome_of(
-                None,
-                error=f'no subagent provider registered for "{record.spec.provider}" on this worker: '
-                "declare it in the app the worker runs",
-            )
-        request = await self._request(record, drive)
-        if request is None:
-            return outcome_of(None, error="the run's prompt is missing from its inbox: it was removed from outside")
-
-        async def starting() -> Run:
-            # In a task of its own, so that whatever a provider raises, at whatever moment, is an outcome.
-            return await provider.start(request, drive)
-
-        return await self._start(record, drive, starting())
-
-    async def _start(self, record: RunRecord, drive: LeasedDrive, starting: Coroutine[Any, Any, Run]) -> Run | Outcome:
-        """Await a provider's start. What stops the drive cancels it, and the provider cleans up (behaviour §2.10)."""
-        start = asyncio.ensure_future(starting)
-        stop = asyncio.ensure_future(drive.stop_requested.wait())
-        try:
-            await asyncio.wait(
-                {start, stop}, timeout=record.spec.run_limit_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not start.done():
-                drive.stop("limit")  # no effect when something else stopped it
-                start.cancel()
-                await asyncio.wait({start}, timeout=CANCEL_SECONDS)
-        except asyncio.CancelledError:
-            start.cancel()
-            raise
-        finally:
-            stop.cancel()
-        error: BaseException | None
-        if not start.done():
-            self._spawn(_dispose_late(start))
-            error = SubagentError(f"the provider did not give up its start within {CANCEL_SECONDS:g} s")
-        else:
-            error = asyncio.CancelledError() if start.cancelled() else start.exception()
-        if error is None:
-            return start.result()
-        if isinstance(error, DriveStopped):
-            raise error
-        if drive.stopped in ("stale", "release"):
-            raise DriveStopped(drive.stopped)
-        if drive.stopped == "limit":
-            return outcome_of(ChildResult(stop_reason="error", diagnostic=_limit_reached(record)))
-        # Several errors in one, or no answer at all: the cleaning up failed, which a kill must not hide.
-        left_something = not start.done() or isinstance(error, BaseExceptionGroup)
-        return outcome_of(
-            None,
-            error=stringified(error),
-            kill_reason=await self._why_stopped(record, drive),
-            started=left_something,
-        )
-
-    async def _outcome(self, record: RunRecord, drive: LeasedDrive, run: Run) -> Outcome:
-        """Run the started child to its end. Raises `DriveStopped` when the end is not ours to write."""
-        result, error, cut_short = await self._result(record, drive, run)
-        dispose_error = await _dispose(run)
-        if drive.stopped in ("stale", "release") and (cut_short or result is None):
-            raise DriveStopped(drive.stopped)
-        kill_reason = await self._why_stopped(record, drive)
-        outcome = outcome_of(result, error=error, dispose_error=dispose_error, kill_reason=kill_reason, started=True)
-        if drive.stopped == "limit":
-            outcome = outcome_of(
-                ChildResult(
-                    stop_reason="error",
-                    output=result.output if result else (),
-                    diagnostic=_limit_reached(record),
-                    usage=result.usage if result else None,
-                ),
-                dispose_error=dispose_error,
-            )
-        return limited(outcome, max_output_bytes=self._settings.max_output_bytes)
-
-    async def _request(self, record: RunRecord, drive: LeasedDrive) -> ChildRequest | None:
-        """The request with its prompt: taken from the inbox the first time, read from the transcript after that."""
-        if record.seq == 0:
-            prompt = next((entry.text for entry in await drive.take("first") if entry.lane == "next-turn"), None)
-        else:
-            events = await drive.transcript()
-            prompt = next((str(event.data["text"]) for event in events if event.kind == "input"), None)
-        return None if prompt is None else record.spec.request.model_copy(update={"prompt": prompt})
-
-    async def _result(
-        self, record: RunRecord, drive: LeasedDrive, run: Run
-    ) -> tuple[ChildResult | None, str | None, bool]:
-        """The run's result, or why there is none; and whether it was cut short by us."""
-        result = asyncio.ensure_future(run.result())
-        stop = asyncio.ensure_future(drive.stop_requested.wait())
-        cut_short = False
-        try:
-            await asyncio.wait(
-                {result, stop}, timeout=record.spec.run_limit_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not result.done():
-                cut_short = True
-                drive.stop("limit")  # no effect when something else stopped it
-                reason = await self._why_stopped(record, drive) or str(drive.stopped)
-                with contextlib.suppress(Exception):
-                    async with asyncio.timeout(CANCEL_SECONDS):
-                        await run.cancel(reason)
-                        await asyncio.wait({result})
-        finally:
-            stop.cancel()
-            if not result.done():
-                result.cancel()
-            await asyncio.wait({result})
-        try:
-            return result.result(), None, cut_short
-        except DriveStopped:
-            return None, None, True
-        except asyncio.CancelledError:
-            return ChildResult(stop_reason="aborted"), None, cut_short
-        except Exception as error:
-            return None, stringified(error), cut_short
-
-    async def _why_stopped(self, record: RunRecord, drive: LeasedDrive) -> str | None:
-        """The reason of the kill that stopped the drive, or None when no kill did."""
-        if drive.stopped != "kill":
-            return None
-        now = await persist(lambda: self._runs.get(record.id), patience_seconds=self._patience_seconds)
-        return (now.kill_reason if now else None) or DEFAULT_KILL_REASON
 
     async def _give_up(self, record: RunRecord, lease: Lease, reason: str) -> Outcome | None:
         """Let go of a drive that was stopped: the outcome it was settled with, or None when it goes on elsewhere."""
@@ -382,24 +256,3 @@ class Executor:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _limit_reached(record: RunRecord) -> str:
-    return f"run limit of {record.spec.run_limit_seconds:g} s reached"
-
-
-async def _dispose_late(start: asyncio.Future[Run]) -> None:
-    with contextlib.suppress(Exception):
-        await _dispose(await start)
-
-
-async def _dispose(run: Run) -> str | None:
-    """Release a run; the error, stringified, when it failed."""
-    try:
-        async with asyncio.timeout(DISPOSE_SECONDS):
-            await run.dispose()
-    except TimeoutError:
-        return f"not released within {DISPOSE_SECONDS:g} s"
-    except Exception as error:
-        return stringified(error)
-    return None

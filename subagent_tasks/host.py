@@ -224,8 +224,8 @@ class Session:
 
 
 def _check_timeout(timeout_seconds: object) -> None:
-    is_number = isinstance(timeout_seconds, int | float) and not isinstance(timeout_seconds, bool)
-    if timeout_seconds is not None and not (is_number and timeout_seconds > 0):
+    number = timeout_seconds if isinstance(timeout_seconds, int | float) else 0
+    if timeout_seconds is not None and (isinstance(timeout_seconds, bool) or not number > 0):
         raise CallerError(
             f"timeout must be a positive number of seconds, got {timeout_seconds!r}: leave it out for the default"
         )

@@ -138,8 +138,9 @@ class Sweeper:
         if not waiting:
             return
         overtaken = await self._runs.overtaken_before_ms(queue, now_ms=sweep.now_ms)
-        # Only where the queue is a list of this server can its emptiness be seen.
-        is_empty = self._settings.broker_holds_state and await self._runs.queue_length(queue) == 0
+        is_empty = await self._publisher.is_empty(queue)
+        if is_empty is None:
+            is_empty = await self._runs.queue_length(queue) == 0
         for run_id, since_ms in waiting:
             if not is_lost_in_queue(
                 since_ms=since_ms,

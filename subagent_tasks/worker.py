@@ -60,6 +60,8 @@ class WorkerDriver:
         def on_beat(answer: BeatAnswer) -> None:
             executor.on_beat(flagged=answer.flagged, driven=answer.driven)
 
+        for provider in self._providers.values():
+            await provider.prepare()
         await process.start(
             on_ring=executor.ring, on_beat=on_beat, on_outage=executor.on_outage, on_stall=self._on_stall
         )

@@ -8,13 +8,12 @@ from pathlib import Path
 from types import FrameType
 
 import click
-from rich.console import Console
 
 from subagent_tasks.demo.show import run_demo
+from subagent_tasks.terminal import make_console
 
 INTERRUPTED = 128 + signal.SIGINT
-MAX_FILES = 9
-PLAIN_COLUMNS = 110
+MAX_FILES = 6
 
 
 @click.command("demo")
@@ -34,9 +33,8 @@ def command(path: Path | None, *, model: str | None, files: int) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     try:
-        passed = run_demo(path=path, model=model, max_files=files, console=console)
+        passed = run_demo(path=path, model=model, max_files=files, console=make_console())
     except KeyboardInterrupt:
         click.echo("\ninterrupted: every process that was started has ended", err=True)
         sys.exit(INTERRUPTED)

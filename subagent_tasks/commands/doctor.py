@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from subagent_tasks.commands.loading import load_app, load_environment
 from subagent_tasks.doctor import Finding, examine
 from subagent_tasks.errors import SubagentError
+from subagent_tasks.terminal import make_console
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red]failed[/]"}
 
@@ -33,7 +33,7 @@ def command(app: str | None) -> None:
             table.add_row("", "", f"[bold]fix:[/] {escape(finding.fix)}")
     failed = sum(finding.level == "failed" for finding in findings)
     table.add_row()
-    console = Console(highlight=False)
+    console = make_console()
     console.print(table)
     console.print(f"{failed} of {len(findings)} checks failed" if failed else f"none of {len(findings)} checks failed")
     sys.exit(1 if failed else 0)

@@ -6,8 +6,7 @@ import json
 from typing import Any, cast
 
 from subagent_tasks.protocol.models import TranscriptEvent
-
-MAX_LINE_CHARACTERS = 160
+from subagent_tasks.terminal import brief
 
 
 def event_lines(event: TranscriptEvent) -> list[str]:
@@ -25,13 +24,6 @@ def event_lines(event: TranscriptEvent) -> list[str]:
             return [f"· ended: {data.get('status')} ({data.get('stopReason')})"]
         case _:
             return []
-
-
-def brief(text: str, limit: int = MAX_LINE_CHARACTERS) -> str:
-    """One line of at most `limit` characters, control characters made visible."""
-    line = " ".join(text.split())
-    line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def _part_lines(part: dict[str, Any]) -> list[str]:

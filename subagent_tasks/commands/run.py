@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import click
 
@@ -73,7 +73,7 @@ async def delegate(app: SubagentApp, prompt: str, *, tool: str, session_id: str)
 
 
 def _takes_mode(session: Session, tool: str) -> bool:
-    """Whether the tool can be told to run in the foreground. Raises `ConfigurationError` for what is no delegation tool."""
+    """Whether the tool can be told to run in the foreground. Raises `ConfigurationError` when it does not delegate."""
     delegating = {
         definition.name: definition.parameters.get("properties")
         for definition in session.tools
@@ -86,7 +86,7 @@ def _takes_mode(session: Session, tool: str) -> bool:
 
 
 @contextlib.contextmanager
-def _interrupts(stop: asyncio.Event, run_id: str) -> Iterator[None]:
+def _interrupts(stop: asyncio.Event, run_id: str) -> Generator[None]:
     """The first Ctrl-C asks the child to end; a second one ends this process at once."""
     loop = asyncio.get_running_loop()
 
@@ -132,6 +132,6 @@ async def _admitted(session: Session, run_id: str) -> None:
 async def _say_unclaimed() -> None:
     await asyncio.sleep(UNCLAIMED_SECONDS)
     click.echo(
-        "still queued: no worker has taken it yet; is one running? (subagent-tasks worker APP, subagent-tasks doctor APP)",
+        "still queued: no worker has taken it yet; is one running? See subagent-tasks worker, subagent-tasks doctor",
         err=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 import click
 
@@ -39,10 +40,8 @@ def command(app: str, *, concurrency: int, queues: str, loglevel: str) -> None:
         f"broker {safe_url(declared.settings.broker_url)}",
         err=True,
     )
-    code = run_worker(
-        declared.celery, concurrency=concurrency, queues=chosen, log_level=logging.getLevelName(loglevel.upper())
-    )
-    raise SystemExit(code)
+    log_level = logging.getLevelNamesMapping()[loglevel.upper()]
+    sys.exit(run_worker(declared.celery, concurrency=concurrency, queues=chosen, log_level=log_level))
 
 
 def chosen_queues(app: SubagentApp, names: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from subagent_tasks.errors import ConfigurationError
 
 SUFFIXES = (".md", ".rst", ".txt")
-MAX_FILE_BYTES = 1200
+MAX_FILE_BYTES = 1000
 """What fits the small model's context even at a token per byte, and is read in a few seconds on two cores."""
 _SKIPPED_LINES = ("#", "|", "---", "===", "<", "![", "[![", "    ", "\t")
 
@@ -25,7 +25,7 @@ class SourceFile:
 def find_files(path: Path | None, *, here: Path, limit: int) -> tuple[list[SourceFile], int]:
     """The first `limit` text files, and how many there are.
 
-    Of `path` and below, or of `here`: its *.md and everything in its docs. Raises `ConfigurationError` when there is none.
+    Of `path` and below, or of `here`: its *.md and all in its docs. Raises `ConfigurationError` when there is none.
     """
     if path is not None and not path.is_dir():
         raise ConfigurationError(f"--path {path} is no folder: name one that holds {', '.join(SUFFIXES)} files")

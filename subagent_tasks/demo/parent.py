@@ -15,6 +15,7 @@ from typing import Any, cast
 from subagent_tasks.demo.files import SourceFile, cut
 from subagent_tasks.errors import OperatorError
 from subagent_tasks.host import Session
+from subagent_tasks.protocol.lifecycle import State
 from subagent_tasks.protocol.models import Notice, ToolResult
 
 PARALLEL = 3
@@ -36,7 +37,7 @@ class Exchange:
 
 
 Tell = Callable[[Exchange | Notice], None]
-IsRunning = Callable[[str], Awaitable[bool]]
+StateOf = Callable[[str], Awaitable[State | None]]
 
 
 @dataclass(slots=True)
@@ -59,10 +60,10 @@ class Story:
 class Parent:
     """Plays the script in one session. `tell` hears of each exchange and notice when it is there."""
 
-    def __init__(self, session: Session, *, tell: Tell, is_running: IsRunning) -> None:
+    def __init__(self, session: Session, *, tell: Tell, state_of: StateOf) -> None:
         self._session = session
         self._tell = tell
-        self._is_running = is_running
+        self._state_of = state_of
         self.story = Story()
 
     async def summarise(self, files: Sequence[SourceFile]) -> None:
@@ -91,7 +92,7 @@ class Parent:
         first, second = story.job_ids
 
         # A model would go on with other work; the script waits for the one moment it wants to show.
-        await self._until_running(second)
+        await self._until_taken(second)
         story.listing = await self._call("job_list", {}, call_id="list")
         story.killing = await self._call("job_kill", {"job_id": second, "reason": "too long"}, call_id="kill")
 
@@ -122,10 +123,10 @@ class Parent:
         self._tell(exchange)
         return exchange
 
-    async def _until_running(self, job_id: str) -> None:
+    async def _until_taken(self, job_id: str) -> None:
         try:
             async with asyncio.timeout(JOB_START_SECONDS):
-                while not await self._is_running(job_id):
+                while await self._state_of(job_id) is State.QUEUED:  # noqa: ASYNC110  # a claim rings no bell
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError as error:
             raise OperatorError(f"no worker took job {job_id} within {JOB_START_SECONDS:g} s") from error

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -59,7 +59,7 @@ class Child:
 
 
 @contextlib.contextmanager
-def local_model(weights: Path, *, directory: Path) -> Iterator[Child]:
+def local_model(weights: Path, *, directory: Path) -> Generator[Child]:
     """The model's server, started; `model_url` waits until it is ready."""
     command = [sys.executable, "-m", "subagent_tasks.demo.model_server", str(weights)]
     # Its threads wait for each other after every layer. By default they spin, and where any other process wants a core
@@ -87,7 +87,7 @@ def model_url(child: Child) -> str:
 
 
 @contextlib.contextmanager
-def worker(app: str, *, directory: Path, environment: Mapping[str, str]) -> Iterator[Child]:
+def worker(app: str, *, directory: Path, environment: Mapping[str, str]) -> Generator[Child]:
     """`subagent-tasks worker APP`, started."""
     command = [sys.executable, "-m", "subagent_tasks", "worker", app]
     with _running("worker", command, directory=directory, environment=environment) as child:
@@ -103,7 +103,7 @@ def _running(
     environment: Mapping[str, str],
     stdin: int = subprocess.DEVNULL,
     answers: bool = False,
-) -> Iterator[Child]:
+) -> Generator[Child]:
     path = directory / f"{name.replace(' ', '-')}.log"
     with path.open("wb") as log:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the demo says: the parent's exchanges as they happen, a timeline of the runs, and whether all was as it should be.
+"""What the demo says: the parent's exchanges, a timeline of the runs, and whether all was as it should be.
 
 `judge` is pure: from what was seen to named verdicts. Everything else prints.
 """
@@ -14,13 +14,15 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from subagent_tasks.commands.progress import brief
 from subagent_tasks.demo.parent import PARALLEL, Exchange, Story
 from subagent_tasks.doctor import Finding
 from subagent_tasks.protocol.models import Notice
 from subagent_tasks.protocol.records import RunRecord
+from subagent_tasks.terminal import brief
 
-BAR_COLUMNS = 36
+MAX_BAR_COLUMNS = 40
+OTHER_COLUMNS = 45
+"""What the timeline takes beside label and bar."""
 MAX_ARGUMENT_CHARACTERS = 90
 MAX_LABEL_CHARACTERS = 32
 MAX_RESULT_CHARACTERS = 600
@@ -142,10 +144,12 @@ def timeline(console: Console, seen: Seen) -> None:
         return
     begin = min(run.created_at for run in runs)
     end = max(run.finished_at or run.created_at for run in runs)
+    label_columns = max(len(brief(run.spec.label, MAX_LABEL_CHARACTERS)) for run in runs)
+    columns = min(MAX_BAR_COLUMNS, max(10, console.width - OTHER_COLUMNS - label_columns))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column, right in (("child", False), ("process", False), ("ended", False), ("waited", True), ("ran", True)):
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
-    table.add_column(_scale((end - begin) / 1000), no_wrap=True)
+    table.add_column(_scale((end - begin) / 1000, columns=columns), no_wrap=True)
     for run in runs:
         started, finished = run.started_at or run.created_at, run.finished_at or end
         table.add_row(
@@ -154,7 +158,7 @@ def timeline(console: Console, seen: Seen) -> None:
             run.outcome.status if run.outcome else run.state,
             f"{(started - run.created_at) / 1000:.2f} s",
             f"{(finished - started) / 1000:.1f} s",
-            _bar(run, begin=begin, end=end),
+            _bar(run, begin=begin, end=end, columns=columns),
         )
     console.print(table)
 
@@ -166,13 +170,13 @@ def print_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
         console.print(f"  {mark} {escape(verdict.name)}{detail}")
 
 
-def _scale(seconds: float) -> str:
+def _scale(seconds: float, *, columns: int) -> str:
     end = f"{seconds:.0f} s"
-    return f"0{' ' * (BAR_COLUMNS - len(end) - 1)}{end}"
+    return f"0{' ' * (columns - len(end) - 1)}{end}"
 
 
-def _bar(run: RunRecord, *, begin: int, end: int) -> str:
-    scale = BAR_COLUMNS / max(end - begin, 1)
+def _bar(run: RunRecord, *, begin: int, end: int, columns: int) -> str:
+    scale = columns / max(end - begin, 1)
     left = int(((run.started_at or run.created_at) - begin) * scale)
     width = max(1, round(((run.finished_at or end) - (run.started_at or run.created_at)) * scale))
     colour = {"completed": "green", "killed": "yellow"}.get(run.outcome.status if run.outcome else "", "red")

@@ -80,6 +80,7 @@ def run_demo(*, path: Path | None, model: str | None, max_files: int, console: C
             url = processes.model_url(serving)
             environment |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "not-needed"}
             console.print(f"  model    process {serving.pid}, {WEIGHTS} at {url}")
+            console.print("           (135 million parameters: here to be real, not to be clever)")
         else:
             console.print(f"  model    {route}, with the key of your environment")
         app = _app(server.url, model=route)
@@ -128,7 +129,7 @@ async def _play(app: SubagentApp, files: Sequence[SourceFile], *, worker: proces
         parent = Parent(
             session,
             tell=lambda what: report.tell(console, what),
-            is_running=lambda run_id: _is_driven(host, run_id),
+            state_of=lambda run_id: _state_of(host, run_id),
         )
         try:
             console.print(f"\n[bold]In the foreground: one child per file, {PARALLEL} at a time[/]")
@@ -172,9 +173,9 @@ async def _watch(host: Host, drivers: dict[str, str]) -> None:
         await asyncio.sleep(WATCH_SECONDS)
 
 
-async def _is_driven(host: Host, run_id: str) -> bool:
+async def _state_of(host: Host, run_id: str) -> State | None:
     record = await host.process.delegation.record(run_id)
-    return record is not None and record.state is State.DRIVEN
+    return record.state if record is not None else None
 
 
 async def _records(app: SubagentApp, host: Host, story: Story) -> list[RunRecord]:

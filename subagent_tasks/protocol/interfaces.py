@@ -104,6 +104,9 @@ class Provider(ABC):
     resumable: bool = False
     queue: str = ""
 
+    async def prepare(self) -> None:  # noqa: B027 - most providers have nothing to prepare
+        """Called once in each worker process before its first run: what is slow to load, off the event loop."""
+
     @abstractmethod
     async def start(self, request: ChildRequest, drive: Drive) -> Run:
         """Begin (or, when the transcript already holds steps, go on with) the child. Raising leaves nothing behind."""

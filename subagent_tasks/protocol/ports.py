@@ -18,7 +18,14 @@ class Publisher(Protocol):
         ...
 
     async def publish(self, run_id: str, *, queue: str, task_id: str) -> None:
-        """Send the message right after the move, when the script could not; otherwise do nothing."""
+        """Send the message right after the move, when the script could not; otherwise do nothing.
+
+        Never fails: the move has accepted the work, and what could not be sent the sweeper sends.
+        """
+        ...
+
+    async def is_empty(self, queue: str) -> bool | None:
+        """Whether no message waits in the broker's queue; None where the queue is a list of the state's own server."""
         ...
 
 

@@ -55,6 +55,7 @@ class RunRecord:
     created_at: int
     worker: str = ""
     started_at: int | None = None
+    claimed_at: int | None = None
     finished_at: int | None = None
     kill: str | None = None
     kill_reason: str | None = None
@@ -64,6 +65,12 @@ class RunRecord:
     @property
     def is_settled(self) -> bool:
         return self.state is State.SETTLED
+
+    @property
+    def remaining_seconds(self) -> float:
+        """What its last claim left of its run limit: the limit counts from the first claim, over all attempts."""
+        spent_ms = (self.claimed_at or 0) - (self.started_at or 0)
+        return max(0.0, self.spec.run_limit_seconds - spent_ms / 1000)
 
     def snapshot(self) -> JobSnapshot:
         """The public view (behaviour §3.4)."""
@@ -103,6 +110,7 @@ def read_record(fields: Mapping[str, str]) -> RunRecord:
         created_at=int(fields["created_at"]),
         worker=fields.get("worker", ""),
         started_at=_int(fields.get("started_at")),
+        claimed_at=_int(fields.get("claimed_at")),
         finished_at=_int(fields.get("finished_at")),
         kill=fields.get("kill"),
         kill_reason=fields.get("kill_reason"),

@@ -6,6 +6,7 @@ How the child then runs is `agents.loop`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import cast
 
@@ -65,6 +66,11 @@ class SpawnProvider(Provider):
         self._max_tokens = max_tokens
         self._max_requests = max_requests
         self._routes = routes if routes is not None else ModelRoutes()
+
+    async def prepare(self) -> None:
+        """Import the model's client: on the event loop its second or two would hold up every other child."""
+        if self._default is not None and self._instance is None:
+            await asyncio.to_thread(self._routes.preload, self._default)
 
     async def start(self, request: ChildRequest, drive: Drive) -> Run:
         """Start a child, or go on with it where its transcript ends.

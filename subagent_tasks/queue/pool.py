@@ -91,6 +91,7 @@ class AsyncioPool(BasePool):
         self._loop_thread = self._start_loop()
         self._to_loop = _Mailbox(self._wake_loop)
         self._unwrap = _wrap_coroutine_tasks(self.app, self._bridge)
+        self._release: concurrent.futures.Future[None] | None = None
         self._lifecycle = cast("Lifecycle | None", getattr(self.app, LIFECYCLE_ATTRIBUTE, None))
         if self._lifecycle is not None:
             self._start_lifecycle(self._lifecycle)
@@ -143,7 +144,9 @@ class AsyncioPool(BasePool):
         self._to_loop.put(job.cancel)
 
     def on_close(self) -> None:
+        # The consumer is stopped next, which may take it a second; the runs are handed back meanwhile.
         self._accepting = False
+        self._begin_release()
 
     def on_stop(self) -> None:
         self._shut_down(wait_for_foreign=True)
@@ -341,8 +344,8 @@ class AsyncioPool(BasePool):
         lifecycle = self._lifecycle
         grace_seconds = DEFAULT_GRACE_SECONDS if lifecycle is None else lifecycle.shutdown_grace_seconds
         deadline = time.monotonic() + grace_seconds
-        if lifecycle is not None:
-            self._run_until(lifecycle.release(), deadline=deadline, what="release")
+        if release := self._begin_release():
+            self._run_until(release, deadline=deadline, what="release")
         if not self._wait(lambda: not self._activations, deadline=deadline):
             logger.error("%d activations did not end within %s s; cancelled", len(self._activations), grace_seconds)
             self._to_loop.put(self._cancel_drives)
@@ -352,15 +355,20 @@ class AsyncioPool(BasePool):
                 self.terminate_job(pid)
         self._wait(lambda: self._impatient or not self._foreign, deadline=None if wait_for_foreign else deadline)
         if lifecycle is not None:
-            self._run_until(lifecycle.stop(), deadline=time.monotonic() + grace_seconds, what="stop")
+            stop = asyncio.run_coroutine_threadsafe(lifecycle.stop(), self._loop)
+            self._run_until(stop, deadline=time.monotonic() + grace_seconds, what="stop")
         self._end_loop()
 
     def _cancel_drives(self) -> None:
         for drive in tuple(self._drives):
             drive.cancel()
 
-    def _run_until(self, coroutine: Coroutine[Any, Any, None], *, deadline: float, what: str) -> None:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def _begin_release(self) -> concurrent.futures.Future[None] | None:
+        if self._lifecycle is not None and self._release is None:
+            self._release = asyncio.run_coroutine_threadsafe(self._lifecycle.release(), self._loop)
+        return self._release
+
+    def _run_until(self, future: concurrent.futures.Future[None], *, deadline: float, what: str) -> None:
         future.add_done_callback(lambda _: self._to_hub.put(_ignore))
         if not self._wait(future.done, deadline=deadline):
             future.cancel()

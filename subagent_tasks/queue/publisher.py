@@ -7,10 +7,15 @@ another broker it is sent after the move; what is lost in between, the sweeper f
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any, cast
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from subagent_tasks.queue.message import activation_message
+
+logger = logging.getLogger(__name__)
 
 ACTIVATE = "subagent_tasks.activate"
 """The name of the one task: drive this run if it is there to be driven."""
@@ -25,6 +30,9 @@ class ScriptPublisher:
     async def publish(self, run_id: str, *, queue: str, task_id: str) -> None:
         """Nothing: the script has pushed it."""
 
+    async def is_empty(self, queue: str) -> bool | None:
+        return None
+
 
 class BrokerPublisher:
     """Another broker: Celery sends, after the move."""
@@ -37,9 +45,32 @@ class BrokerPublisher:
 
     async def publish(self, run_id: str, *, queue: str, task_id: str) -> None:
         # Celery's producer blocks: it gets a thread.
-        await asyncio.to_thread(self._send, run_id, queue, task_id)
+        try:
+            await asyncio.to_thread(self._send, run_id, queue, task_id)
+        except OperationalError as error:
+            logger.warning(
+                "message not sent, the sweeper will", extra={"run_id": run_id, "error": type(error).__name__}
+            )
+
+    async def is_empty(self, queue: str) -> bool | None:
+        return await asyncio.to_thread(self._count, queue) == 0
 
     def _send(self, run_id: str, queue: str, task_id: str) -> None:
+        # Once: whoever admitted waits for this, and the sweeper tries again anyway.
         self._celery.tasks[ACTIVATE].apply_async(
-            (run_id, queue), task_id=task_id, queue=queue, ignore_result=True, argsrepr="-", kwargsrepr="-"
+            (run_id, queue),
+            task_id=task_id,
+            queue=queue,
+            ignore_result=True,
+            argsrepr="-",
+            kwargsrepr="-",
+            retry=False,
         )
+
+    def _count(self, queue: str) -> int:
+        connection: Any
+        with cast("Any", self._celery).connection_for_read() as connection:
+            try:
+                return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+            except connection.channel_errors:
+                return 0  # on Redis a queue without messages does not exist

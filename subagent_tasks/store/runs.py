@@ -6,10 +6,12 @@ Answers are the scripts' words; what they mean to a caller, a model or an operat
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
+from subagent_tasks.errors import UnsupportedVersion
 from subagent_tasks.protocol import scripts
 from subagent_tasks.protocol.endings import Ending
 from subagent_tasks.protocol.interfaces import NewEvent
@@ -17,6 +19,8 @@ from subagent_tasks.protocol.keys import Keys, celery_result_key
 from subagent_tasks.protocol.models import InboxEntry, Mode, TranscriptEvent
 from subagent_tasks.protocol.records import RECORD_VERSION, RunRecord, RunSpec, celery_result, read_record
 from subagent_tasks.store.connection import Moves, pairs
+
+logger = logging.getLogger(__name__)
 
 Refusal = Literal["conflict", "unknown_owner"]
 KillWord = Literal["killed", "requested", "already_finished", "unauthorized", "unknown"]
@@ -267,14 +271,14 @@ class RunStore:
         return read_record(fields) if fields.get("state") else None
 
     async def get_many(self, run_ids: Sequence[str]) -> list[RunRecord | None]:
-        """Several records in one round trip."""
+        """Several records in one round trip; None where there is none, or one that only a newer version reads."""
         if not run_ids:
             return []
         pipeline = self._moves.client.pipeline(transaction=False)
         for run_id in run_ids:
             pipeline.hgetall(self._keys.session(run_id))
         answers = cast("list[dict[str, str]]", await self._moves.read(pipeline.execute()))
-        return [read_record(fields) if fields.get("state") else None for fields in answers]
+        return [_readable(fields) for fields in answers]
 
     async def jobs(self, owner: str) -> list[RunRecord]:
         """The owner's jobs in the order they were registered; expired ones are left out."""
@@ -346,3 +350,14 @@ class RunStore:
             "owner_channel": self._keys.session_channel(owner),
             "retention_ms": self._retention_ms,
         }
+
+
+def _readable(fields: Mapping[str, str]) -> RunRecord | None:
+    if not fields.get("state"):
+        return None
+    try:
+        return read_record(fields)
+    except UnsupportedVersion:
+        # One record of a newer version must not hide all the others.
+        logger.warning("record of a newer version left out", extra={"run_id": fields.get("id")})
+        return None

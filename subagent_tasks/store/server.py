@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import redis.exceptions
 
-from broker_config import BrokerSettings
+from broker_config import BrokerSettings, safe_url
 from subagent_tasks.errors import BrokerUnavailable, OperatorError
 from subagent_tasks.store.connection import Moves, connect
 
@@ -41,12 +41,12 @@ async def read_server(settings: BrokerSettings) -> ServerFacts:
     try:
         # The client's own retries would multiply the wait for a server that hangs.
         async with asyncio.timeout(settings.redis_timeout_seconds):
-            info = cast("dict[str, Any]", await moves.read(client.info()))
-            seconds, microseconds = cast("tuple[int, int]", await moves.read(client.time()))
+            info = await moves.read(client.info())
+            seconds, microseconds = await moves.read(client.time())
     except TimeoutError as error:
         raise BrokerUnavailable(
-            f"Redis accepted the connection but did not answer within {settings.redis_timeout_seconds:g} s: "
-            "it hangs or is overloaded; look at its log"
+            f"Redis at {safe_url(settings.state_url)} did not answer within {settings.redis_timeout_seconds:g} s: "
+            "it hangs, is overloaded or cannot be reached; look at its log"
         ) from error
     except redis.exceptions.ResponseError as error:
         raise OperatorError(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from subagent_tasks.testing.checks import assert_no_leaked_keys, assert_settled
 from subagent_tasks.testing.fake_server import FakeServer
+from subagent_tasks.testing.faults import FaultyServer, age_lease, end_outage
 from subagent_tasks.testing.kit import Kit, fake_app
+from subagent_tasks.testing.processes import WorkerProcess, kill_worker
 from subagent_tasks.testing.script import (
     Script,
     call_tool,
@@ -22,18 +24,23 @@ from subagent_tasks.testing.worker_thread import WorkerThread
 
 __all__ = [
     "FakeServer",
+    "FaultyServer",
     "Kit",
     "Script",
     "ScriptedModel",
     "StubLLM",
+    "WorkerProcess",
     "WorkerThread",
+    "age_lease",
     "assert_no_leaked_keys",
     "assert_settled",
     "call_tool",
     "call_tools",
     "disconnect",
+    "end_outage",
     "fail",
     "fake_app",
+    "kill_worker",
     "reply",
     "stall",
     "stub_llm",

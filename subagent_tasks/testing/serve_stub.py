@@ -14,6 +14,7 @@ from pathlib import Path
 
 from subagent_tasks.errors import ConfigurationError
 from subagent_tasks.testing.script import Script
+from subagent_tasks.testing.stub_llm import stub_llm
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

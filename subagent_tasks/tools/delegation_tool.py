@@ -22,6 +22,10 @@ from subagent_tasks.tools.definitions import delegation_section, delegation_tool
 from subagent_tasks.tools.render import background_started, foreground_result, timed_out
 
 
+PARTIAL_SECONDS = 1.0
+"""How long a caller that gives up still waits for the child to say how far it came."""
+
+
 class DelegationTool:
     """One configured delegation tool over its provider. Raises `ConfigurationError` when they do not fit."""
 
@@ -110,9 +114,8 @@ class DelegationTool:
             if outcome is not None:
                 return foreground_result(run_id, outcome)
             asked = await _withdraw(services, context, run_id, starting)
-            # A moment to say how far it came. Whoever could not be asked has nothing to say.
-            grace_seconds = 3 * services.settings.lease_seconds if asked else 0
-            outcome = await _first(ending, None, timeout_seconds=grace_seconds)
+            # Whoever could not be asked has nothing to say.
+            outcome = await _first(ending, None, timeout_seconds=PARTIAL_SECONDS if asked else 0)
             outcome = outcome or Outcome(status="killed", stop_reason="aborted")
             if context.signal is not None and context.signal.is_set():
                 return foreground_result(run_id, outcome)

@@ -35,8 +35,8 @@ async def test_a_completed_child_is_its_text_and_its_blocks(bench: Bench) -> Non
 async def test_the_run_id_is_the_celery_result_id(bench: Bench) -> None:
     """P3, behaviour §2.4: a plain `AsyncResult` of the run's id holds the same canonical value."""
     result, _ = await delegate(bench)
-    stored: Any = bench.kit.app.celery.AsyncResult(run_id_of(result))
-    assert await asyncio.to_thread(stored.get, timeout=5) == result.value
+    stored = cast("Any", bench.kit.app.celery.AsyncResult(run_id_of(result)))
+    assert await asyncio.to_thread(lambda: stored.get(timeout=5)) == result.value
 
 
 async def test_a_session_that_is_gone_cannot_delegate(bench: Bench) -> None:
@@ -333,16 +333,22 @@ def nested(depth: int) -> Any:
     ("arguments", "said"),
     [
         ({}, "description: required, but missing; give a string; prompt: required, but missing; give a string"),
-        ({"prompt": ""}, "prompt: empty; say what the agent is to do"),
-        ({"prompt": " \n"}, "prompt: empty; say what the agent is to do"),
-        ({"prompt": 5}, "prompt: expected a string, got 5"),
-        ({"prompt": {"text": "x"}}, "prompt: expected a string, got an object"),
-        ({"prompt": "a\x00b"}, "prompt: contains a NUL character at position 1; remove it"),
-        ({"prompt": "a\ud800"}, "prompt: contains half of a surrogate pair at position 1; remove it"),
-        ({"prompt": "é" * 35_001}, "prompt: 70002 bytes of UTF-8 exceed the limit of 70000; shorten it"),
+        ({"description": "d", "prompt": ""}, "prompt: empty; say what the agent is to do"),
+        ({"description": "d", "prompt": " \n"}, "prompt: empty; say what the agent is to do"),
+        ({"description": "d", "prompt": 5}, "prompt: expected a string, got 5"),
+        ({"description": "d", "prompt": {"text": "x"}}, "prompt: expected a string, got an object"),
+        ({"description": "d", "prompt": "a\x00b"}, "prompt: contains a NUL character at position 1; remove it"),
+        (
+            {"description": "d", "prompt": "a\ud800"},
+            "prompt: contains half of a surrogate pair at position 1; remove it",
+        ),
+        (
+            {"description": "d", "prompt": "é" * 35_001},
+            "prompt: 70002 bytes of UTF-8 exceed the limit of 70000; shorten it",
+        ),
         ({"prompt": "x", "description": None}, "description: expected a string, got null"),
         ({"prompt": "x", "run_in_background": "no"}, 'run_in_background: expected true or false, got "no"'),
-        ({"prompt": "x", "more": nested(100)}, "arguments: nested deeper than 64 levels"),
+        ({"description": "d", "prompt": "x", "more": nested(100)}, "arguments: nested deeper than 64 levels"),
         ({1: 2}, "prompt: required, but missing"),
         (None, "arguments: expected a JSON object, got null"),
         (7, "arguments: expected a JSON object, got 7"),
@@ -358,8 +364,7 @@ def nested(depth: int) -> Any:
 async def test_bad_arguments_are_refused_by_field_value_and_fix(bench: Bench, arguments: Any, said: str) -> None:
     """P13, behaviour §2.7: a result with code INVALID_ARGS, nothing raised, nothing started."""
     session = await bench.session()
-    given = {"description": "d", **arguments} if isinstance(arguments, dict) and "prompt" in arguments else arguments
-    result = await session.call("subagent", cast("Any", given), call_id="c1")
+    result = await session.call("subagent", arguments, call_id="c1")
     assert result.text.startswith("Error: invalid arguments: ")
     assert said in result.text
     assert (result.code, result.is_error, result.call_id) == ("INVALID_ARGS", True, "c1")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 # The first model request of a worker must not pay for the import of the API's client.
-import pydantic_ai.models.openai  # noqa: F401
+import pydantic_ai.models.openai  # noqa: F401  # pyright: ignore[reportUnusedImport]  # for its cost
 
 from subagent_tasks import SubagentApp
 from subagent_tasks.protocol.interfaces import Drive, Provider, Run

@@ -8,7 +8,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from subagent_tasks.testing.script import SeenRequest
 HERE = Path(__file__).parent
 LEASE_SECONDS = 1.5
 WITHIN_TWO_LEASES_SECONDS = 2 * LEASE_SECONDS
+CONCURRENCY = 4
 WORKER_OPTIONS = ("--without-gossip", "--without-mingle")
 
 _numbers = itertools.count(1)
@@ -64,7 +65,9 @@ class Stage:
         self.stack.callback(self.redis.close)
         self.stack.callback(self.app.celery.close)
 
-    def worker(self, *, concurrency: int = 10, options: tuple[str, ...] = (), log_level: str = "INFO") -> WorkerProcess:
+    def worker(
+        self, *, concurrency: int = CONCURRENCY, options: tuple[str, ...] = (), log_level: str = "INFO"
+    ) -> WorkerProcess:
         """Start a worker; the caller waits until it is ready."""
         worker = WorkerProcess(
             "agents",
@@ -95,7 +98,7 @@ class Stage:
         return next(worker for worker in self.workers if worker.pid == pid)
 
     @asynccontextmanager
-    async def session(self, session_id: str | None = None) -> AsyncIterator[Session]:
+    async def session(self, session_id: str | None = None) -> AsyncGenerator[Session]:
         """A session of a host that lives as long as the block."""
         async with self.app.host() as host:
             yield await host.open_session(session_id or f"session-{next(_numbers)}")
@@ -127,6 +130,10 @@ class Stage:
         """The entries as they are stored."""
         return cast("list[tuple[str, dict[str, str]]]", self.redis.xrange(self.keys.transcript(run_id)))
 
+    def celery_state(self, run_id: str) -> str:
+        """What a plain `AsyncResult` says."""
+        return str(cast("Any", self.app.celery).AsyncResult(run_id).state)
+
     def asked(self, prompt: str) -> list[SeenRequest]:
         """The model requests whose prompt contains the text."""
         return [request for request in self.model.seen if prompt in request.prompt]
@@ -137,7 +144,7 @@ class Stage:
 
     def states(self) -> list[str]:
         """The states of all runs."""
-        keys = self.redis.scan_iter(match=f"{{{self.namespace}}}:session:*")
+        keys: Any = cast("Any", self.redis).scan_iter(match=f"{{{self.namespace}}}:session:*")
         found = [cast("str | None", self.redis.hget(str(key), "state")) for key in keys]
         return [state for state in found if state is not None]
 

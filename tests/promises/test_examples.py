@@ -14,9 +14,9 @@ from subagent_tasks.testing.processes import WorkerProcess
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def test_the_host_of_the_readme_delegates_to_a_worker_of_its_agents(server: EmbeddedServer) -> None:
+def test_the_host_of_the_readme_delegates_to_a_worker_of_its_agents() -> None:
     """Step 1, Shows 2: `celery -A agents worker` runs the delegations of a second process."""
-    with stub_llm() as model:
+    with stub_llm() as model, EmbeddedServer() as server:
         model.on("Say hello", reply("Hello there."))
         model.on("prime numbers", reply("2, 3, 5"))
         environment = {

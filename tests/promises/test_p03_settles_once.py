@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from stage import Stage, job, start_job
@@ -95,12 +95,12 @@ async def test_a_kill_that_races_the_end_leaves_one_outcome(stage: Stage) -> Non
             await asyncio.sleep(pause_seconds)
             said = await session.kill(job_id)
             await wait_until(lambda: stage.state(job_id) == "settled", description="it ended")
-            return job_id, str(said.value["outcome"])
+            return job_id, str(cast("dict[str, Any]", said.value)["outcome"])
 
         for start in range(0, 40, 8):
             for job_id, said in await asyncio.gather(*(race(number * 0.002) for number in range(start, start + 8))):
                 status = stage.redis.hget(stage.keys.session(job_id), "status")
-                state = stage.app.celery.AsyncResult(job_id).state
+                state = stage.celery_state(job_id)
                 assert (status, state) in [("completed", "SUCCESS"), ("killed", "REVOKED")]
                 assert not (said == "already-finished" and status == "killed")
                 settled = [fields for _, fields in stage.transcript(job_id) if fields["k"] == "settled"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
-from stage import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, job, notices_of, start_job
+from stage import CONCURRENCY, WITHIN_TWO_LEASES_SECONDS, Stage, job, notices_of, start_job
 
 from subagent_tasks.testing import call_tool, reply, wait_for, wait_until
 
@@ -60,53 +59,50 @@ async def test_a_kill_is_kept_for_a_frozen_worker(stage: Stage) -> None:
         assert stage.notes("p5-c on") == []
 
 
-@pytest.mark.parametrize("words", [("revoke",), ("terminate", "SIGTERM")], ids=["revoke", "terminate"])
-async def test_celery_s_own_revoke_kills_a_running_job(stage: Stage, words: tuple[str, ...]) -> None:
-    """Protocol §2: flag and ring, nothing stored by Celery. With two workers, since each sees the command."""
+async def test_celery_s_own_revoke_kills_a_running_job(stage: Stage) -> None:
+    """Protocol §2: flag and ring, nothing stored by Celery. By its command line, with two workers that both hear it."""
     stage.ensure(2)
-    name = f"p5-{words[0]}"
-    stage.model.on(name, [call_tool("hold", {"text": name}), reply("never")])
+    stage.model.on("p5-revoke", [call_tool("hold", {"text": "p5-revoke"}), reply("never")])
     async with stage.session() as session:
-        job_id = await start_job(session, name)
-        await stage.noted(f"{name} begun")
-        answer = stage.run("-m", "celery", "-A", "agents", "control", *words, job_id)
+        job_id = await start_job(session, "p5-revoke")
+        await stage.noted("p5-revoke begun")
+        answer = stage.run("-m", "celery", "-A", "agents", "control", "revoke", job_id)
         assert "kill requested" in answer
         [notice] = await notices_of(session, 1)
         assert (notice.sender_id, "[status: killed" in notice.text) == (job_id, True)
-        assert stage.app.celery.AsyncResult(job_id).state == "REVOKED"
+        assert stage.celery_state(job_id) == "REVOKED"
 
 
-async def test_celery_s_own_revoke_kills_a_queued_job(make_stage: MakeStage) -> None:
+async def test_flower_s_terminate_kills_a_running_job(stage: Stage) -> None:
+    """Protocol §2: what Flower sends, `revoke` with `terminate`."""
+    stage.ensure(1)
+    stage.model.on("p5-flower", [call_tool("hold", {"text": "p5-flower"}), reply("never")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p5-flower")
+        await stage.noted("p5-flower begun")
+        stage.app.celery.control.revoke(job_id, terminate=True, signal="SIGKILL")
+        [notice] = await notices_of(session, 1)
+        assert (notice.sender_id, "[status: killed" in notice.text) == (job_id, True)
+
+
+async def test_celery_s_own_revoke_kills_a_queued_job(stage: Stage) -> None:
     """Protocol §2: the stock command would store REVOKED over a record that stays queued."""
-    stage = make_stage()
-    stage.worker(concurrency=1).wait_ready()
-    stage.model.on("p5-first", [call_tool("hold", {"text": "p5-first"}), reply("first")])
+    stage.ensure(1)
+    slots = CONCURRENCY * len(stage.living)
+    stage.model.on("p5-slots", [call_tool("hold", {"text": "p5-slots"}), reply("done")])
     stage.model.on("p5-queued", reply("never"))
     async with stage.session() as session:
-        first = await start_job(session, "p5-first")
-        await stage.noted("p5-first begun")
+        busy = [await start_job(session, "p5-slots") for _ in range(slots)]
+        await wait_until(lambda: len(stage.notes("p5-slots begun")) == slots, description="all slots are taken")
         queued = await start_job(session, "p5-queued")
-        assert (await job(session, queued))["job"]["status"] == "queued"
-        stage.run("-m", "celery", "-A", "agents", "control", "revoke", queued)
+        stage.app.celery.control.revoke(queued)
         await wait_until(lambda: stage.state(queued) == "settled", description="it ended")
         assert (await job(session, queued))["job"]["status"] == "killed"
-        stage.open_gate("p5-first")
-        await wait_until(lambda: stage.state(first) == "settled", description="the other one ended")
+        stage.open_gate("p5-slots")
+        for job_id in busy:
+            await wait_until(lambda id=job_id: stage.state(id) == "settled", description="the others ended")
         await wait_until(lambda: stage.redis.llen(stage.queue()) == 0, description="its message was received")
         assert stage.asked("p5-queued") == []
-
-
-async def test_inspect_shows_what_runs_and_hides_what_it_is_about(stage: Stage) -> None:
-    """Design §4, P14: `celery inspect active` works on the declaration, which holds both `app` and `celery`."""
-    stage.ensure(1)
-    stage.model.on("p5-shown", [call_tool("hold", {"text": "p5-shown"}), reply("seen")])
-    async with stage.session() as session:
-        job_id = await start_job(session, "p5-shown")
-        await stage.noted("p5-shown begun")
-        shown = stage.run("-m", "celery", "-A", "agents", "inspect", "active", "--json")
-        assert (job_id in shown, "p5-shown" in shown) == (True, False)
-        stage.open_gate("p5-shown")
-        await wait_until(lambda: stage.state(job_id) == "settled", description="it ended")
 
 
 async def test_a_kill_whose_worker_is_dead_ends_the_job(stage: Stage) -> None:

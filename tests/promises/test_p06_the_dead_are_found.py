@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from stage import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, arguments, job, notices_of, start_job
 
 from subagent_tasks.agents.transcript import UNKNOWN_EFFECT
@@ -12,74 +13,26 @@ from subagent_tasks.testing import call_tool, reply, wait_until
 from subagent_tasks.testing.processes import kill_worker
 
 
+@pytest.fixture(scope="module")
+def stage(make_stage: MakeStage) -> Stage:
+    return make_stage(environment={"SUBAGENT_TASKS_MAX_ATTEMPTS": "2"})
+
+
 async def test_another_worker_finishes_the_run_of_a_killed_one(stage: Stage) -> None:
-    """P6, P7, field fault 12: kill -9 with a tool call in flight; timed from the kill."""
+    """P6, P7, field fault 12: kill -9 with a tool call in flight; one effect, one notice, and the model knows."""
     stage.ensure(2)
     stage.model.on("p6-a", [call_tool("hold", {"text": "p6-a"}), reply("finished elsewhere")])
     async with stage.session() as session:
         job_id = await start_job(session, "p6-a")
-        victim = stage.by_pid(await stage.noted("p6-a begun"))
-        kill_worker(victim)
+        kill_worker(stage.by_pid(await stage.noted("p6-a begun")))
         killed_at = time.monotonic()
         [notice] = await notices_of(session, 1)
         assert time.monotonic() - killed_at < WITHIN_TWO_LEASES_SECONDS
-        assert (notice.sender_id, notice.kind) == (job_id, "job-completed")
-        assert "[status: completed]" in notice.text
-        assert (await job(session, job_id))["text"] == "finished elsewhere"
-
-
-async def test_the_model_is_told_that_the_effect_is_unknown(stage: Stage) -> None:
-    """P7: a tool call that may have run is not run again; the next request says so. One notice, as ever."""
-    stage.ensure(2)
-    stage.model.on("p6-b", [call_tool("hold", {"text": "p6-b"}), reply("went on")])
-    async with stage.session() as session:
-        job_id = await start_job(session, "p6-b")
-        kill_worker(stage.by_pid(await stage.noted("p6-b begun")))
-        await wait_until(lambda: stage.state(job_id) == "settled", description="another worker finished it")
-        last = stage.model.seen[-1]
-        assert stage.notes("p6-b") == ["p6-b begun"]
-        assert UNKNOWN_EFFECT in last.messages[-1].text
+        assert (notice.sender_id, "[status: completed]" in notice.text) == (job_id, True)
         assert stage.redis.xlen(stage.keys.notices(session.id)) == 1
-
-
-async def test_with_no_worker_left_a_host_ends_what_may_not_resume(stage: Stage) -> None:
-    """P6: the sweeper that lives in the dead worker helps nobody, so hosts sweep too."""
-    stage.ensure(1)
-    stage.model.on("p6-c", [call_tool("hold", {"text": "p6-c"}), reply("never")])
-    async with stage.session() as session:
-        job_id = await start_job(session, "p6-c", tool="subagent_once")
-        await stage.noted("p6-c begun")
-        for worker in stage.living:
-            worker.kill()
-        killed_at = time.monotonic()
-        [notice] = await notices_of(session, 1)
-        assert time.monotonic() - killed_at < WITHIN_TWO_LEASES_SECONDS
-        assert (notice.sender_id, "worker lost" in notice.text) == (job_id, True)
-
-
-async def test_a_foreground_caller_hears_of_a_lost_worker(stage: Stage) -> None:
-    """P6: the call fails with a reason, it does not hang until its limit."""
-    stage.ensure(1)
-    stage.model.on("p6-d", [call_tool("hold", {"text": "p6-d"}), reply("never")])
-    async with stage.session() as session:
-        call = asyncio.ensure_future(session.call("subagent_once", arguments("p6-d"), timeout=30))
-        await stage.noted("p6-d begun")
-        for worker in stage.living:
-            worker.kill()
-        async with asyncio.timeout(5):
-            result = await call
-        assert (result.is_error, "worker lost" in result.text) == (True, True), result
-
-
-async def test_work_that_kills_its_workers_is_given_up(make_stage: MakeStage) -> None:
-    """Field fault 13: an attempt counter, no crash loop. Two attempts, two workers, no third."""
-    stage = make_stage(environment={"SUBAGENT_TASKS_MAX_ATTEMPTS": "2"})
-    stage.ensure(2)
-    async with stage.session() as session:
-        job_id = await start_job(session, "p6-poison", tool="subagent_poison")
-        [notice] = await notices_of(session, 1)
-        assert (notice.sender_id, "worker lost" in notice.text) == (job_id, True)
-        assert len(stage.notes("poisoned")) == 2
+        assert stage.notes("p6-a") == ["p6-a begun"]
+        assert UNKNOWN_EFFECT in stage.asked("p6-a")[-1].messages[-1].text
+        assert (await job(session, job_id))["text"] == "finished elsewhere"
 
 
 async def test_a_worker_that_is_asked_to_end_hands_its_runs_on_at_once(stage: Stage) -> None:
@@ -95,3 +48,33 @@ async def test_a_worker_that_is_asked_to_end_hands_its_runs_on_at_once(stage: St
         assert time.monotonic() - asked_at < 1.5
         assert stage.notes("p6-e") == ["p6-e", "p6-e2 begun"]
         assert leaver.wait() == 0, leaver.log
+
+
+async def test_with_no_worker_left_a_host_ends_what_may_not_resume(stage: Stage) -> None:
+    """P6: a sweeper that lives in the dead worker helps nobody, so hosts sweep too. A job and a call that waits."""
+    stage.ensure(1)
+    for name in ("p6-job", "p6-call"):
+        stage.model.on(name, [call_tool("hold", {"text": name}), reply("never")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p6-job", tool="subagent_once")
+        call = asyncio.ensure_future(session.call("subagent_once", arguments("p6-call"), timeout=30))
+        await stage.noted("p6-job begun")
+        await stage.noted("p6-call begun")
+        for worker in stage.living:
+            worker.kill()
+        killed_at = time.monotonic()
+        [notice] = await notices_of(session, 1)
+        result = await call
+        assert time.monotonic() - killed_at < WITHIN_TWO_LEASES_SECONDS
+        assert (notice.sender_id, "worker lost" in notice.text) == (job_id, True)
+        assert (result.is_error, "worker lost" in result.text) == (True, True), result
+
+
+async def test_work_that_kills_its_workers_is_given_up(stage: Stage) -> None:
+    """Field fault 13: an attempt counter, no crash loop. Two attempts, two workers, no third."""
+    stage.ensure(2)
+    async with stage.session() as session:
+        job_id = await start_job(session, "p6-poison", tool="subagent_poison")
+        [notice] = await notices_of(session, 1)
+        assert (notice.sender_id, "worker lost" in notice.text) == (job_id, True)
+        assert len(stage.notes("poisoned")) == 2

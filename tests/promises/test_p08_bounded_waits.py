@@ -11,6 +11,7 @@ from stage import MakeStage, Stage, arguments, start_job
 
 from broker_config import EmbeddedServer
 from subagent_tasks.host import Session
+from subagent_tasks.protocol.models import Outcome
 from subagent_tasks.testing import wait_until
 from subagent_tasks.waiting import Waiting
 
@@ -88,7 +89,12 @@ async def test_a_waiting_read_in_progress_returns_in_time(
     job_id = await start_job(session, "p8")
     waits = asyncio.Event()
     expect = Waiting.expect
-    monkeypatch.setattr(Waiting, "expect", lambda self, run_id: waits.set() or expect(self, run_id))
+
+    def spied(self: Waiting, run_id: str) -> asyncio.Future[Outcome]:
+        waits.set()
+        return expect(self, run_id)
+
+    monkeypatch.setattr(Waiting, "expect", spied)
     started_at = time.monotonic()
     call = asyncio.ensure_future(session.call("job_output", {"job_id": job_id, "wait": True, "timeout_ms": 1000}))
     await asyncio.wait_for(waits.wait(), 5)

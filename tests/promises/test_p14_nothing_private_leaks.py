@@ -6,10 +6,10 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from stage import MakeStage, Stage, job, notices_of, start_job
@@ -39,11 +39,11 @@ class Traces:
     diagnostics: list[str]
 
 
-@pytest.fixture(scope="module", params=["INFO", "DEBUG"])
-def traces(request: pytest.FixtureRequest, make_stage: MakeStage) -> Traces:
+@pytest.fixture(scope="module")
+def traces(make_stage: MakeStage) -> Traces:
     """Runs that complete, fail in a tool, in the model and at their start, and are killed; everything is watched."""
     stage = make_stage()
-    worker = stage.worker(options=("-E",), log_level=request.param).wait_ready()
+    worker = stage.worker(options=("-E",), log_level="DEBUG").wait_ready()
     with _celery_events(stage) as events, _logged() as lines:
         inspected, diagnostics = asyncio.run(_run_everything(stage))
         asyncio.run(
@@ -82,6 +82,7 @@ async def _run_everything(stage: Stage) -> tuple[str, list[str]]:
         broken = await start_job(session, "zebra", tool="subagent_broken")
         await stage.noted(f"{SECRETS['tool input']} begun")
         inspected = await asyncio.to_thread(stage.run, "-m", "celery", "-A", "agents", "inspect", "active", "--json")
+        assert jobs[3] in inspected
         await session.kill(jobs[3], SECRETS["kill reason"])
         notices = await notices_of(session, 5)
         bad = await job(session, jobs[2])
@@ -91,14 +92,22 @@ async def _run_everything(stage: Stage) -> tuple[str, list[str]]:
 
 
 @contextmanager
-def _celery_events(stage: Stage) -> Iterator[list[dict[str, Any]]]:
+def _celery_events(stage: Stage) -> Generator[list[dict[str, Any]]]:
     """What Flower would receive."""
     events: list[dict[str, Any]] = []
     ready = threading.Event()
-    with stage.app.celery.connection_for_read() as connection:
-        receiver = stage.app.celery.events.Receiver(connection, handlers={"*": events.append})
-        receiver.on_consume_ready = lambda *_, **__: ready.set()
-        thread = threading.Thread(target=lambda: receiver.capture(limit=None, timeout=None, wakeup=False), daemon=True)
+    celery = cast("Any", stage.app.celery)
+    with celery.connection_for_read() as connection:
+        receiver: Any = celery.events.Receiver(connection, handlers={"*": events.append})
+
+        def say_ready(*_: object, **__: object) -> None:
+            ready.set()
+
+        def capture() -> None:
+            receiver.capture(limit=None, timeout=None, wakeup=False)
+
+        receiver.on_consume_ready = say_ready
+        thread = threading.Thread(target=capture, daemon=True)
         thread.start()
         assert ready.wait(5)
         yield events
@@ -108,7 +117,7 @@ def _celery_events(stage: Stage) -> Iterator[list[dict[str, Any]]]:
 
 
 @contextmanager
-def _logged() -> Iterator[list[str]]:
+def _logged() -> Generator[list[str]]:
     """Every line this process, which is the host, logs under our name at any level, with its fields."""
     lines: list[str] = []
 

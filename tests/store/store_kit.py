@@ -200,7 +200,8 @@ class Store:
             case "set":
                 return sorted(await client.smembers(key))
             case "zset":
-                return await client.zrange(key, 0, -1, withscores=True)
+                # By member: scores of one moment tie, and their order is chance.
+                return sorted(await client.zrange(key, 0, -1, withscores=True))
             case "list":
                 return await client.lrange(key, 0, -1)
             case "stream":

@@ -128,6 +128,12 @@ async def test_foreground_runs_are_not_counted_as_jobs(store: Store) -> None:
     assert (await store.admit("run-2", max_active_jobs=1)).word == "accepted"
 
 
+async def test_foreground_runs_are_accepted_at_the_limit_of_jobs(store: Store) -> None:
+    """protocol §7: `max_active_jobs` is for jobs."""
+    await store.queued("run-1")
+    assert (await store.admit("run-2", mode="foreground", max_active_jobs=1)).word == "accepted"
+
+
 async def test_another_owner_has_a_limit_of_its_own(store: Store) -> None:
     """protocol §7: per owner."""
     await store.queued("run-1")

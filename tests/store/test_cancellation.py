@@ -13,8 +13,10 @@ from subagent_tasks.store.doorbell import Doorbell
 
 @pytest.mark.parametrize("steps", range(8))
 async def test_a_cancellation_during_a_command_is_not_swallowed(server: str, steps: int) -> None:
-    """behaviour §2.7: the cancellation of the awaiting task ends the call; Python 3.11's `wait_for` loses one that comes
-    as what it awaits ends, so nothing may send with it."""
+    """behaviour §2.7: the cancellation of the awaiting task ends the call.
+
+    Before Python 3.12 `wait_for` loses one that comes as what it awaits ends, so nothing may send with it.
+    """
     settings = BrokerSettings(broker_url=server)
     client = connect(settings)
     moves = Moves(client, settings)

@@ -174,6 +174,15 @@ async def test_a_completion_that_beat_its_kill_is_announced(store: Store) -> Non
     assert await told(store) == [RUN]
 
 
+async def test_a_kill_repeated_after_the_ending_answers_as_before(store: Store) -> None:
+    """protocol §1, §5: it was told `requested`, so the ending has not been told yet."""
+    lease = await store.driven()
+    assert await store.kill(told="kill") == "requested"
+    await store.settle(lease)
+    assert await store.kill(told="kill") == "requested"
+    assert await told(store) == [RUN]
+
+
 async def test_killing_what_has_finished_withdraws_its_notice(store: Store) -> None:
     """protocol §5: the answer told the model how it ended."""
     await store.settled()

@@ -104,6 +104,15 @@ async def test_reading_a_running_job_reports_nothing(store: Store) -> None:
     assert len(await store.sessions.notices(PARENT, after="0-0")) == 1
 
 
+async def test_reading_a_job_again_when_it_is_settled_withdraws_its_notice(store: Store) -> None:
+    """protocol §5: only the terminal read is the report."""
+    lease = await store.driven()
+    await store.runs.collect(RUN, owner=PARENT)
+    await store.settle(lease)
+    await store.runs.collect(RUN, owner=PARENT)
+    assert await store.sessions.notices(PARENT, after="0-0") == []
+
+
 async def test_a_stranger_reads_no_job(store: Store) -> None:
     """design §6: and withdraws no notice."""
     await settle(store, RUN)

@@ -54,6 +54,15 @@ async def test_a_killed_run_leaves_no_key_without_a_lifetime(store: Store, mode:
     await assert_no_leaked_keys(store.client, NAMESPACE)
 
 
+async def test_a_run_killed_while_driven_leaves_no_key_without_a_lifetime(store: Store) -> None:
+    """P10: the flag goes with the run."""
+    lease = await store.driven()
+    await store.kill()
+    await store.settle(lease)
+    await store.client.delete(QUEUE)
+    await assert_no_leaked_keys(store.client, NAMESPACE)
+
+
 async def test_whoever_waits_is_told_when_it_is_true(store: Store) -> None:
     """P3: result, notice and announcement are published by the settling script."""
     lease = await store.driven()
