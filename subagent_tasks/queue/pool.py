@@ -17,6 +17,7 @@ import inspect
 import itertools
 import logging
 import select
+import signal
 import socket
 import threading
 import time
@@ -84,6 +85,9 @@ class AsyncioPool(BasePool):
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
+        if threading.current_thread() is threading.main_thread():
+            # A signal alone does not end the hub's poll: without this a worker notices SIGTERM up to a second late.
+            signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         self._to_hub = _Mailbox(lambda _: self._wake_hub())
         self._executor = concurrent.futures.ThreadPoolExecutor(self.limit, thread_name_prefix="task")
         self._loop_ended: asyncio.Event
@@ -399,6 +403,8 @@ class AsyncioPool(BasePool):
         if self._hub is not None:
             with contextlib.suppress(OSError, KeyError, ValueError):
                 self._hub.remove(self._wake_reader)
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)
         self._wake_reader.close()
         self._wake_writer.close()
 

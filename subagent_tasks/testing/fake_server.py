@@ -28,7 +28,9 @@ class FakeServer:
     def __enter__(self) -> Self:
         try:
             # A private path of fakeredis: it has no public one for the handler's socket option.
-            from fakeredis._clients import _tcp_server as tcp  # noqa: PLC0415 - an extra
+            from fakeredis._clients import (  # noqa: PLC0415 - an extra
+                _tcp_server as tcp,  # pyright: ignore[reportPrivateUsage]  # as said above
+            )
         except ImportError as error:
             raise OperatorError(
                 "the test kit needs fakeredis with Lua: pip install 'subagent-tasks[testing]'"

@@ -21,7 +21,6 @@ from subagent_tasks.tools.config import DelegationToolConfig, check_provider
 from subagent_tasks.tools.definitions import delegation_section, delegation_tool
 from subagent_tasks.tools.render import background_started, foreground_result, timed_out
 
-
 PARTIAL_SECONDS = 1.0
 """How long a caller that gives up still waits for the child to say how far it came."""
 

@@ -1,4 +1,4 @@
-"""The examples of the README, run as a reader would: a worker with Celery's own command line, a host in a second process."""
+"""The examples of the README, run as a reader would: a worker from Celery's command line, a host beside it."""
 
 from __future__ import annotations
 

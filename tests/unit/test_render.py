@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from subagent_tasks.errors import ToolError
+from subagent_tasks.protocol import outcomes
 from subagent_tasks.protocol.models import (
     Block,
     ChildResult,
@@ -15,7 +16,6 @@ from subagent_tasks.protocol.models import (
     bounded_diagnostic,
     text_block,
 )
-from subagent_tasks.protocol import outcomes
 from subagent_tasks.tools import render
 
 PARTIAL = "Partial output before the run ended:"
@@ -33,7 +33,9 @@ def ended(
     kill_reason: str | None = None,
     started: bool = False,
 ) -> Outcome:
-    return outcomes.outcome_of(child, error=error, dispose_error=dispose_error, kill_reason=kill_reason, started=started)
+    return outcomes.outcome_of(
+        child, error=error, dispose_error=dispose_error, kill_reason=kill_reason, started=started
+    )
 
 
 def job(status: JobStatus = "completed", *, label: str = "greet", detail: str | None = None) -> JobSnapshot:
@@ -254,7 +256,8 @@ def test_an_infrastructure_error_keeps_partial_text() -> None:
 def test_celery_holds_the_canonical_foreground_value() -> None:
     """behaviour §2.4, P3"""
     outcome = ended(result("completed", "hi"))
-    assert outcomes.canonical_value("r1", outcome) == {"kind": "foreground", "runId": "r1", "output": [text_block("hi")]}
+    expected = {"kind": "foreground", "runId": "r1", "output": [text_block("hi")]}
+    assert outcomes.canonical_value("r1", outcome) == expected
 
 
 # --- starts and refusals ----------------------------------------------------------------------------------
