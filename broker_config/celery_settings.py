@@ -91,6 +91,10 @@ def _transport_options(settings: BrokerSettings) -> dict[str, object]:
     return {
         # A backstop for what was fetched and never acknowledged, no test of life: it restarts running tasks.
         "visibility_timeout": settings.visibility_timeout_seconds,
+        # kombu's list of unacknowledged messages costs two transactions per message, and our runs need none: the
+        # script that queued a run remembers it, and the sweeper sends a lost message again, long before the visibility
+        # timeout would. It sees an empty queue only where the broker holds the state.
+        "ack_emulation": not settings.broker_holds_state,
         "socket_timeout": timeout_seconds,
         "socket_connect_timeout": timeout_seconds,
         "socket_keepalive": True,
