@@ -1,0 +1,38 @@
+"""The tests shown in docs/testing.md are tests: they pass as they are printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def shown_tests() -> dict[str, Any]:
+    tests: dict[str, Any] = {}
+    for block in BLOCKS:
+        if "async def test_" not in block:
+            continue
+        names: dict[str, Any] = {}
+        exec(compile(block, str(PAGE), "exec"), names)
+        tests |= {name: value for name, value in names.items() if name.startswith("test_")}
+    return tests
+
+
+SHOWN = shown_tests()
+
+
+def test_the_page_shows_tests() -> None:
+    assert len(SHOWN) == 3
+
+
+# A lost connection makes Celery announce a change of its next major version.
+@pytest.mark.filterwarnings("ignore::celery.exceptions.CPendingDeprecationWarning")
+@pytest.mark.parametrize("name", SHOWN)
+async def test_a_shown_test_passes(name: str) -> None:
+    """docs/testing.md"""
+    await SHOWN[name]()
