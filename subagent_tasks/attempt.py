@@ -64,6 +64,11 @@ class Attempt:
                 return begun
             on_start()
             return await self._finish(begun)
+        except DriveStopped as stopped:
+            if stopped.reason != "limit":
+                raise
+            # Before the child was there; it is an ending like any other.
+            return outcome_of(self._limited(None))
         finally:
             limit.cancel()
 
@@ -82,7 +87,13 @@ class Attempt:
 
         async def start() -> Run:
             # A coroutine of ours around it: whatever a provider raises, at whatever moment, is an outcome.
-            return await provider.start(request, self._drive)
+            run = await provider.start(request, self._drive)
+            if not all(callable(getattr(run, name, None)) for name in ("result", "cancel", "dispose")):
+                raise SubagentError(
+                    f'the provider "{provider.name}" started a {type(run).__name__}, not a run: its `start` must return '
+                    "an object with result, cancel and dispose"
+                )
+            return run
 
         return await self._start(asyncio.ensure_future(start()))
 
@@ -103,6 +114,7 @@ class Attempt:
                 await asyncio.wait({start}, timeout=CANCEL_SECONDS)
         except asyncio.CancelledError:
             start.cancel()
+            self._spawn(_dispose_late(start))
             raise
         error: BaseException | None
         if not start.done():
@@ -131,7 +143,11 @@ class Attempt:
 
     async def _finish(self, run: Run) -> Outcome:
         """Wait for the started child's end and release it."""
-        result, error, cut_short = await self._result(run)
+        try:
+            result, error, cut_short = await self._result(run)
+        except BaseException:
+            await _dispose(run)
+            raise
         dispose_error = await _dispose(run)
         match self._drive.stopped:
             case "stale" | "release" as reason if cut_short or result is None:
@@ -149,7 +165,15 @@ class Attempt:
 
     async def _result(self, run: Run) -> tuple[ChildResult | None, str | None, bool]:
         """The run's result, or why there is none; and whether it was cut short by us."""
-        result = asyncio.ensure_future(run.result())
+
+        async def ended() -> ChildResult:
+            result = await run.result()
+            if not isinstance(result, ChildResult):  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped providers
+                kind = type(cast("object", result)).__name__
+                raise SubagentError(f"the provider's run ended with a {kind}, not with a ChildResult")
+            return result
+
+        result = asyncio.ensure_future(ended())
         cut_short = False
         try:
             if not await self._ended_first(result):
@@ -207,7 +231,8 @@ class Attempt:
 
 
 async def _dispose_late(start: asyncio.Future[Run]) -> None:
-    with contextlib.suppress(Exception):
+    # Its start may still be refused by the drive, or give up at last.
+    with contextlib.suppress(Exception, DriveStopped, asyncio.CancelledError):
         await _dispose(await start)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Literal, TypeVar
 
 from broker_config import BrokerSettings
 from subagent_tasks.errors import BrokerUnavailable, DriveStopped
@@ -43,9 +43,15 @@ class LeasedDrive:
         self._patience_seconds = 2 * settings.lease_seconds
         # A provider may run tools side by side; the transcript is written by one at a time.
         self._writing = asyncio.Lock()
+        self._writes: set[asyncio.Task[Any]] = set()
         self._open_calls = 0
         self._no_open_call = asyncio.Event()
         self._no_open_call.set()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run's prompt was taken, so that a child may have been started, now or in an earlier attempt."""
+        return self._seq > 0
 
     def stop(self, reason: StopReason) -> None:
         """Let no further effect start. The first reason stands; later ones change nothing."""
@@ -63,13 +69,17 @@ class LeasedDrive:
 
     async def take(self, step: Literal["first", "later"]) -> Sequence[InboxEntry]:
         """Move input from the inbox into the transcript (behaviour §1.7)."""
-        async with self._writing:
-            self._check()
-            answer = await self._persist(lambda: self._runs.take(self._lease, seq=self._seq, step=step))
-            if isinstance(answer, str):
-                raise self._refused(answer)
-            self._seq += len(answer)
-            return answer
+
+        async def move() -> Sequence[InboxEntry]:
+            async with self._writing:
+                self._check()
+                answer = await self._persist(lambda: self._runs.take(self._lease, seq=self._seq, step=step))
+                if isinstance(answer, str):
+                    raise self._refused(answer)
+                self._seq += len(answer)
+                return answer
+
+        return await self._whole(move())
 
     async def announce(self, call: NewEvent | None = None) -> None:
         """Right before an effect: may it start? A tool call is written down first."""
@@ -95,13 +105,24 @@ class LeasedDrive:
                 await self._no_open_call.wait()
 
     async def _append(self, purpose: Literal["announce", "record"], events: Sequence[NewEvent]) -> None:
-        async with self._writing:
-            answer = await self._persist(
-                lambda: self._runs.append(self._lease, seq=self._seq, purpose=purpose, events=events)
-            )
-            if isinstance(answer, str):
-                raise self._refused(answer)
-            self._seq = answer
+        async def write() -> None:
+            async with self._writing:
+                answer = await self._persist(
+                    lambda: self._runs.append(self._lease, seq=self._seq, purpose=purpose, events=events)
+                )
+                if isinstance(answer, str):
+                    raise self._refused(answer)
+                self._seq = answer
+
+        await self._whole(write())
+
+    async def _whole(self, write: Coroutine[Any, Any, T]) -> T:
+        # A provider may be cancelled inside a write. Its answer must still count: with the wrong length the next event
+        # would look like a repetition of this one, and be lost.
+        task = asyncio.ensure_future(write)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return await asyncio.shield(task)
 
     def _check(self) -> None:
         if self.stopped is not None:

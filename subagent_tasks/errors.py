@@ -10,7 +10,7 @@ from __future__ import annotations
 class SubagentError(Exception):
     """The root of everything this package raises on purpose."""
 
-    code = "ERROR"
+    code: str = "ERROR"
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message)

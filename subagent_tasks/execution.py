@@ -18,7 +18,7 @@ from subagent_tasks.drive import LeasedDrive, persist
 from subagent_tasks.errors import BrokerUnavailable, DriveStopped, SubagentError
 from subagent_tasks.protocol.endings import EndingWriter
 from subagent_tasks.protocol.interfaces import ChildTools, Provider
-from subagent_tasks.protocol.leases import WORKER_LOST, after_worker_loss
+from subagent_tasks.protocol.leases import WORKER_LOST, after_worker_loss, beat_interval_seconds
 from subagent_tasks.protocol.models import Outcome
 from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, limited, outcome_of
 from subagent_tasks.protocol.ports import Ids, Publisher, RunListener
@@ -71,10 +71,7 @@ class Executor:
         self._idle.clear()
         claim_id = self._ids.new()
         try:
-            claimed = await persist(
-                lambda: self._runs.claim(run_id, queue=queue, worker=self._process_id, claim_id=claim_id),
-                patience_seconds=self._patience_seconds,
-            )
+            claimed = await self._claim(run_id, queue, claim_id=claim_id)
             if isinstance(claimed, RunRecord):
                 await self._drive(claimed, attempt_id=claim_id)
             elif claimed not in ("settled", "driven"):
@@ -135,6 +132,20 @@ class Executor:
     def _patience_seconds(self) -> float:
         return 2 * self._settings.lease_seconds
 
+    async def _claim(self, run_id: str, queue: str, *, claim_id: str) -> RunRecord | str:
+        """Claim the run, or say why there is nothing to do."""
+        deadline = asyncio.get_running_loop().time() + self._patience_seconds
+        while True:
+            claimed = await persist(
+                lambda: self._runs.claim(run_id, queue=queue, worker=self._process_id, claim_id=claim_id),
+                patience_seconds=self._patience_seconds,
+            )
+            # After an outage a message may be here before this process's next beat. Dropped, it would be the
+            # sweeper's to find, a lease later.
+            if claimed != "no_heartbeat" or self._releasing or asyncio.get_running_loop().time() > deadline:
+                return claimed
+            await asyncio.sleep(beat_interval_seconds(self._settings.lease_seconds) / 4)
+
     async def _drive(self, record: RunRecord, *, attempt_id: str) -> None:
         lease = Lease(record.id, record.token, self._process_id)
         verdict = "resume"
@@ -181,32 +192,38 @@ class Executor:
         try:
             outcome = limited(await attempt.outcome(on_start), max_output_bytes=self._settings.max_output_bytes)
         except DriveStopped as stopped:
-            outcome = await self._give_up(record, lease, stopped.reason)
+            match stopped.reason:
+                case "kill":
+                    outcome = await self._end_killed(record, lease)
+                case "release":
+                    outcome = await self._let_go(record, lease, begun=drive.has_begun, why="the worker shut down")
+                case _:
+                    logger.warning("run lost to another worker", extra={"run_id": record.id})
+                    outcome = None
         else:
-            await self._settle(record, lease, outcome)
+            outcome = outcome if await self._settle(record, lease, outcome) else None
         if has_started and outcome is not None:
             self._tell_ended(record, attempt_id, outcome)
 
-    async def _give_up(self, record: RunRecord, lease: Lease, reason: str) -> Outcome | None:
-        """Let go of a drive that was stopped: the outcome it was settled with, or None when it goes on elsewhere."""
-        match reason:
-            case "kill":
-                now = await self._runs.get(record.id)
-                why = (now.kill_reason if now else None) or DEFAULT_KILL_REASON
-                outcome = outcome_of(None, kill_reason=why)
-            case "release" if record.spec.may_resume:
-                if await self._release(lease, queue=record.spec.queue) == "stop":
-                    return await self._give_up(record, lease, "kill")
-                return None
-            case "release":
-                outcome = outcome_of(None, error="the worker shut down")
-            case _:
-                logger.warning("run lost to another worker", extra={"run_id": record.id})
-                return None
-        await self._settle(record, lease, outcome)
-        return outcome
+    async def _let_go(self, record: RunRecord, lease: Lease, *, begun: bool, why: str) -> Outcome | None:
+        """Hand a run back. One that had begun and may not resume ends here: its effects must not be repeated (P7).
 
-    async def _settle(self, record: RunRecord, lease: Lease, outcome: Outcome) -> None:
+        The outcome it was settled with, or None when it goes on elsewhere.
+        """
+        if begun and not record.spec.may_resume:
+            outcome = outcome_of(None, error=why)
+            return outcome if await self._settle(record, lease, outcome) else None
+        if await self._release(lease, queue=record.spec.queue) == "stop":
+            return await self._end_killed(record, lease)
+        return None
+
+    async def _end_killed(self, record: RunRecord, lease: Lease) -> Outcome | None:
+        now = await persist(lambda: self._runs.get(record.id), patience_seconds=self._patience_seconds)
+        outcome = outcome_of(None, kill_reason=(now.kill_reason if now else None) or DEFAULT_KILL_REASON)
+        return outcome if await self._settle(record, lease, outcome) else None
+
+    async def _settle(self, record: RunRecord, lease: Lease, outcome: Outcome) -> bool:
+        """Settle the run; whether this outcome is the one that counts."""
         ending = self._endings.write(record, outcome, settle_id=f"driver:{lease.token}")
         # A task of its own: whatever cancels this drive now must not cut the settlement in half.
         settling = asyncio.ensure_future(
@@ -220,8 +237,16 @@ class Executor:
         word = await asyncio.shield(settling)
         if word != "settled":
             logger.warning("outcome refused", extra={"run_id": record.id, "why": word})
+        return word == "settled"
 
     async def _hand_back(self, run_id: str) -> None:
+        try:
+            await self._hand_back_once(run_id)
+        except Exception as error:
+            # The next beat tries again. The type alone, as above.
+            logger.warning("run not handed back", extra={"run_id": run_id, "error": type(error).__name__})
+
+    async def _hand_back_once(self, run_id: str) -> None:
         record = await self._runs.get(run_id)
         if run_id in self._drives:
             return
@@ -231,8 +256,7 @@ class Executor:
             await self._runs.reclaim(Lease(run_id, -1, self._process_id), queue=queue, message="")
             return
         lease = Lease(run_id, record.token, self._process_id)
-        if await self._release(lease, queue=record.spec.queue) == "stop":
-            await self._give_up(record, lease, "kill")
+        await self._let_go(record, lease, begun=record.seq > 0, why=f"{WORKER_LOST}: Redis was away for too long")
 
     async def _release(self, lease: Lease, *, queue: str) -> str:
         task_id = self._ids.new()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from broker_config import BrokerSettings
 from subagent_tasks.errors import BrokerUnavailable, UnsupportedVersion
@@ -81,48 +82,54 @@ class Sweeper:
             return swept
         swept.ran = True
         for process in sweep.dead:
-            await self._recover(process, swept)
+            for run_id in await self._processes.driven_by(process):
+                await self._each(self._recover(run_id, process, swept), run_id=run_id)
+            await self._processes.retire(process, on_behalf="sweeper")
         for queue in self._queues:
-            await self._republish(queue, sweep, swept)
+            await self._each(self._republish(queue, sweep, swept), queue=queue)
         for expiry in sweep.expired:
             owner, run_id = json.loads(expiry)
             await self._runs.forget(run_id, owner=owner, expiry=expiry)
             swept.forgotten += 1
         return swept
 
-    async def _recover(self, process: str, swept: Swept) -> None:
-        for run_id in await self._processes.driven_by(process):
-            try:
-                record = await self._runs.get(run_id)
-            except UnsupportedVersion:
-                # A newer process recovers it; the rest must not wait for that.
-                logger.warning("run left to a newer process", extra={"run_id": run_id})
-                continue
-            queue = record.spec.queue if record else ""
-            if record is None or record.worker != process:
-                # Left behind by a claim that took the run over: this only clears the leftover.
-                await self._runs.reclaim(Lease(run_id, -1, process), queue=queue, message="")
-                continue
-            verdict = after_worker_loss(
-                attempt=record.attempt,
-                max_attempts=self._settings.max_attempts,
-                may_resume=record.spec.may_resume,
-                killed=record.kill is not None,
-            )
-            lease = Lease(run_id, record.token, process)
-            match verdict:
-                case "resume":
-                    task_id = self._ids.new()
-                    message = self._publisher.message(run_id, queue=queue, task_id=task_id)
-                    if await self._runs.reclaim(lease, queue=queue, message=message) == "requeued":
-                        await self._publisher.publish(run_id, queue=queue, task_id=task_id)
-                        swept.requeued += 1
-                        logger.warning("run requeued: its worker is gone", extra={"run_id": run_id, "worker": process})
-                case "kill":
-                    await self._settle(record, lease, outcome_of(None, kill_reason=record.kill_reason), swept)
-                case "fail":
-                    await self._settle(record, lease, outcome_of(None, error=WORKER_LOST), swept)
-        await self._processes.retire(process, on_behalf="sweeper")
+    async def _each(self, finding: Coroutine[Any, Any, None], **what: str) -> None:
+        """One finding: what is wrong with it must not keep the others from being recovered (P6)."""
+        try:
+            await finding
+        except BrokerUnavailable:
+            raise
+        except UnsupportedVersion:
+            logger.warning("run left to a newer process", extra=what)
+        except Exception as error:
+            logger.error("sweeping this one failed", extra={**what, "error": type(error).__name__})
+
+    async def _recover(self, run_id: str, process: str, swept: Swept) -> None:
+        record = await self._runs.get(run_id)
+        queue = record.spec.queue if record else ""
+        if record is None or record.worker != process:
+            # Left behind by a claim that took the run over: this only clears the leftover.
+            await self._runs.reclaim(Lease(run_id, -1, process), queue=queue, message="")
+            return
+        verdict = after_worker_loss(
+            attempt=record.attempt,
+            max_attempts=self._settings.max_attempts,
+            may_resume=record.spec.may_resume,
+            killed=record.kill is not None,
+        )
+        lease = Lease(run_id, record.token, process)
+        match verdict:
+            case "resume":
+                task_id = self._ids.new()
+                message = self._publisher.message(run_id, queue=queue, task_id=task_id)
+                if await self._runs.reclaim(lease, queue=queue, message=message) == "requeued":
+                    await self._publisher.publish(run_id, queue=queue, task_id=task_id)
+                    swept.requeued += 1
+                    logger.warning("run requeued: its worker is gone", extra={"run_id": run_id, "worker": process})
+            case "kill":
+                await self._settle(record, lease, outcome_of(None, kill_reason=record.kill_reason), swept)
+            case "fail":
+                await self._settle(record, lease, outcome_of(None, error=WORKER_LOST), swept)
 
     async def _settle(self, record: RunRecord, lease: Lease, outcome: Outcome, swept: Swept) -> None:
         ending = self._endings.write(record, outcome, settle_id=f"sweeper:{lease.token}")

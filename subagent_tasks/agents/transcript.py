@@ -32,7 +32,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.usage import RunUsage
 
 from subagent_tasks.protocol.interfaces import NewEvent
-from subagent_tasks.protocol.models import TranscriptEvent
+from subagent_tasks.protocol.models import TranscriptEvent, without_surrogates
 
 UNKNOWN_EFFECT = (
     "This call was started, but the process that ran it stopped before its result was recorded. It may have had its "
@@ -199,16 +199,5 @@ def _to_json(adapter: TypeAdapter[Any], value: object) -> JsonValue:
     try:
         return pydantic_core.from_json(adapter.dump_json(value, exclude_none=True))
     except (pydantic_core.PydanticSerializationError, UnicodeEncodeError):
-        cleaned = _without_surrogates(adapter.dump_python(value, mode="json", exclude_none=True))
+        cleaned = without_surrogates(adapter.dump_python(value, mode="json", exclude_none=True))
         return pydantic_core.from_json(pydantic_core.to_json(cleaned, inf_nan_mode="null"))
-
-
-def _without_surrogates(value: JsonValue) -> JsonValue:
-    """File names and broken model output carry lone surrogates, which no UTF-8 store takes."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {key.encode("utf-8", "replace").decode(): _without_surrogates(item) for key, item in value.items()}
-    return value

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticSerializationError
 
 JobStatus = Literal["queued", "running", "stopping", "completed", "killed", "failed"]
 Mode = Literal["foreground", "background"]
@@ -35,8 +36,22 @@ class Wire(BaseModel):
     )
 
     def to_json(self) -> str:
-        """Canonical JSON: camelCase, absent fields left out."""
-        return self.model_dump_json(exclude_none=True)
+        """Canonical JSON: camelCase, absent fields left out, what no UTF-8 store takes replaced by `?`."""
+        try:
+            return self.model_dump_json(exclude_none=True)
+        except PydanticSerializationError:
+            return json.dumps(without_surrogates(self.model_dump(mode="json", exclude_none=True)), ensure_ascii=False)
+
+
+def without_surrogates(value: JsonValue) -> JsonValue:
+    """File names and broken model output carry lone surrogates, which no UTF-8 store takes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {key.encode("utf-8", "replace").decode(): without_surrogates(item) for key, item in value.items()}
+    return value
 
 
 def text_block(text: str) -> Block:
@@ -52,7 +67,7 @@ def bounded_diagnostic(text: str) -> str:
     """At most 4096 UTF-8 bytes, cut on a character boundary, with a marker (behaviour §1.3)."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= MAX_DIAGNOSTIC_BYTES:
-        return text
+        return raw.decode()
     kept = raw[: MAX_DIAGNOSTIC_BYTES - len(DIAGNOSTIC_MARKER.encode())]
     return kept.decode("utf-8", "ignore") + DIAGNOSTIC_MARKER
 

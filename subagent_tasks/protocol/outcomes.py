@@ -6,6 +6,7 @@ An error inside an outcome is *stringified*: its kind, a colon, its message.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Literal, cast
 
@@ -90,11 +91,16 @@ def stringified(error: BaseException) -> str:
 
 
 def limited(outcome: Outcome, *, max_output_bytes: int) -> Outcome:
-    """The outcome, or, when its text is larger than allowed, a failure that keeps as much of the text as fits."""
-    size = len(outcome.text.encode("utf-8", "replace"))
+    """The outcome, or, when what the child hands back is larger than allowed, a failure that keeps the text that fits.
+
+    Text counts as it is, every other block and the structured output as JSON.
+    """
+    text = outcome.text.encode("utf-8", "replace")
+    others: list[JsonValue] = [block for block in outcome.output if block.get("type") != "text"]
+    size = len(text) + sum(len(json.dumps(other)) for other in (*others, outcome.structured) if other is not None)
     if size <= max_output_bytes:
         return outcome
-    kept = outcome.text.encode("utf-8", "replace")[:max_output_bytes].decode("utf-8", "ignore")
+    kept = text[:max_output_bytes].decode("utf-8", "ignore")
     diagnostic = (
         f"output of {size} bytes exceeds the limit of {max_output_bytes} bytes (SUBAGENT_TASKS_MAX_OUTPUT_BYTES)"
     )
@@ -103,6 +109,7 @@ def limited(outcome: Outcome, *, max_output_bytes: int) -> Outcome:
             "status": "failed",
             "stop_reason": "error",
             "output": (text_block(kept),),
+            "structured": None,
             "diagnostic": diagnostic,
             "detail": f"error; diagnostic: {diagnostic}",
         }

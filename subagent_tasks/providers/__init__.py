@@ -1,8 +1,9 @@
-"""The providers that ship, and the base class of others. One file each."""
+"""The providers that ship, and what a provider of your own is made of. One file each."""
 
 from __future__ import annotations
 
-from subagent_tasks.protocol.interfaces import Provider
+from subagent_tasks.protocol.interfaces import ChildTools, Drive, NewEvent, Provider, Run
+from subagent_tasks.protocol.models import InboxEntry
 from subagent_tasks.providers.spawn import SpawnProvider
 
-__all__ = ["Provider", "SpawnProvider"]
+__all__ = ["ChildTools", "Drive", "InboxEntry", "NewEvent", "Provider", "Run", "SpawnProvider"]

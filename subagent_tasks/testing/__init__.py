@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subagent_tasks.testing.checks import assert_no_leaked_keys, assert_settled
 from subagent_tasks.testing.fake_server import FakeServer
-from subagent_tasks.testing.faults import FaultyServer, age_lease, end_outage
+from subagent_tasks.testing.faults import FaultyServer, age_lease, end_outage, lose_reply
 from subagent_tasks.testing.kit import Kit, fake_app
 from subagent_tasks.testing.processes import WorkerProcess, kill_worker
 from subagent_tasks.testing.script import (
@@ -41,6 +41,7 @@ __all__ = [
     "fail",
     "fake_app",
     "kill_worker",
+    "lose_reply",
     "reply",
     "stall",
     "stub_llm",

@@ -212,6 +212,11 @@ class FaultyServer:
         return False
 
 
+def lose_reply(server: FaultyServer, containing: str | Script | None = None, *, times: int = 1) -> None:
+    """Let the next matching command run and lose its reply (`FaultyServer.lose_reply`)."""
+    server.lose_reply(containing, times=times)
+
+
 async def age_lease(client: redis.asyncio.Redis, keys: Keys, process_id: str) -> None:
     """Let a process's heartbeat have lapsed long ago, as if it had been silent; its next beat undoes it."""
     known = await cast("Any", client.zscore(keys.processes, process_id))

@@ -1,0 +1,280 @@
+"""Crash windows and odd children while a run is driven: nothing is repeated, nothing is driven for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import pytest
+from driving_kit import MadeProvider, MadeRun, Stage, done, driving
+
+from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.protocol.interfaces import Drive, NewEvent
+from subagent_tasks.protocol.lifecycle import State
+from subagent_tasks.protocol.models import ChildResult, text_block
+from subagent_tasks.store.runs import RunStore
+from subagent_tasks.testing import wait_until
+from subagent_tasks.testing.faults import end_outage
+
+RUN = "run-1"
+
+
+async def activate(stage: Stage, run_id: str = RUN) -> None:
+    async with asyncio.timeout(5):
+        await stage.executor.activate(run_id, stage.queue)
+
+
+def gives(made: Any) -> MadeProvider:
+    """A provider that gives this to whoever starts it."""
+
+    async def make(drive: Drive) -> Any:
+        return made
+
+    return MadeProvider(make)
+
+
+async def a_string() -> str:
+    return "a text instead of a result"
+
+
+@pytest.mark.parametrize("made", [None, MadeRun(a_string)], ids=["a start that gives nothing", "a result of no kind"])
+async def test_a_child_that_keeps_no_contract_ends_failed(fake_server_url: str, made: Any) -> None:
+    """P6, field fault 7: an error of its run; left unsettled it would be handed back and tried again for ever."""
+    async with driving(fake_server_url, gives(made)) as stage:
+        await stage.accept(RUN)
+        await activate(stage)
+        outcome = await stage.outcome(RUN)
+        assert (outcome.status, outcome.stop_reason) == ("failed", "error")
+        assert "provider" in (outcome.error or "")
+    if made is not None:
+        assert made.disposed == 1
+
+
+async def test_a_start_that_meets_the_run_limit_ends_the_run(fake_server_url: str) -> None:
+    """P6: its last question was refused because of the limit, which is an ending and no loss."""
+
+    async def make(drive: Drive) -> Any:
+        await cast("Any", drive).stop_requested.wait()
+        await drive.announce()
+
+    async with driving(fake_server_url, MadeProvider(make)) as stage:
+        await stage.accept(RUN, run_limit_seconds=0.05)
+        await activate(stage)
+        assert "run limit" in ((await stage.outcome(RUN)).diagnostic or "")
+
+
+async def fail_to_settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drive the run to its end while no settlement arrives: Redis is away for longer than a drive waits."""
+
+    async def away(*_: Any, **__: Any) -> str:
+        raise BrokerUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "settle", away)
+        await activate(stage)
+
+
+async def test_what_may_not_resume_is_not_started_again_by_the_worker_that_lost_it(
+    fake_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P7: a drive that nobody here remembers is handed back, but not one that must not run twice."""
+    provider = MadeProvider(gives(MadeRun(lambda: _later(done())))._make, resumable=False)  # pyright: ignore[reportPrivateUsage]
+    async with driving(fake_server_url, provider, lease_seconds=0.1, redis_timeout_seconds=2) as stage:
+        await stage.accept(RUN)
+        await fail_to_settle(stage, monkeypatch)
+        await stage.beat()
+        await stage.beat()
+        await wait_until(lambda: _not_driven(stage), description="it is let go")
+        await stage.beat()
+        await activate(stage)
+        assert provider.starts == 1
+        assert (await stage.outcome(RUN)).status == "failed"
+
+
+async def test_what_may_resume_is_handed_back_by_the_worker_that_lost_it(
+    fake_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protocol §4: a beat hands back ids unknown for two beats running."""
+    provider = gives(MadeRun(lambda: _later(done())))
+    async with driving(fake_server_url, provider, lease_seconds=0.1, redis_timeout_seconds=2) as stage:
+        await stage.accept(RUN)
+        await fail_to_settle(stage, monkeypatch)
+        await stage.beat()
+        await stage.beat()
+        await wait_until(lambda: _not_driven(stage), description="it is let go")
+        await stage.beat()
+        await activate(stage)
+        assert (await stage.outcome(RUN)).status == "completed"
+
+
+async def test_a_handing_back_that_fails_is_tried_again_and_quotes_nothing(
+    fake_server_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P14, protocol §4."""
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    async with driving(fake_server_url, gives(None)) as stage:
+        await stage.accept(RUN)
+        await stage.runs.claim(RUN, queue=stage.queue, worker=stage.process_id, claim_id="of somebody forgotten")
+        get = RunStore.get
+
+        async def broken(self: RunStore, run_id: str) -> Any:
+            monkeypatch.setattr(RunStore, "get", get)
+            raise ValueError("a planted secret")
+
+        monkeypatch.setattr(RunStore, "get", broken)
+        with caplog.at_level(logging.DEBUG):
+            await stage.beat()
+            await stage.beat()
+            await wait_until(lambda: RunStore.get is get, description="it was tried")
+            await stage.beat()
+            await wait_until(lambda: _not_driven(stage), description="it is let go")
+        assert errors == []
+        assert "secret" not in caplog.text
+
+
+async def test_a_run_that_no_child_was_started_for_is_handed_back_at_a_shutdown(fake_server_url: str) -> None:
+    """P1: its worker leaves before anything began, so another one may begin, resumable or not."""
+    provider = MadeProvider(gives(None)._make, resumable=False)  # pyright: ignore[reportPrivateUsage]
+    async with driving(fake_server_url, provider) as stage:
+        await stage.accept(RUN)
+        claim = RunStore.claim
+
+        async def claim_late(self: RunStore, *args: Any, **kwargs: Any) -> Any:
+            record = await claim(self, *args, **kwargs)
+            asyncio.ensure_future(stage.executor.release_all(timeout_seconds=5))  # noqa: RUF006 - ends with the run
+            await asyncio.sleep(0)
+            return record
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunStore, "claim", claim_late)
+            await activate(stage)
+        assert (await stage.record(RUN)).state is State.QUEUED
+        assert provider.starts == 0
+
+
+async def test_a_message_that_comes_before_the_first_beat_after_an_outage_is_not_dropped(fake_server_url: str) -> None:
+    """P1, protocol §4: the worker lives; its heartbeat is a moment behind its consumer."""
+    async with driving(fake_server_url, gives(MadeRun(lambda: _later(done())))) as stage:
+        await stage.accept(RUN)
+        await stage.client.delete(stage.keys.processes)
+        activation = asyncio.ensure_future(activate(stage))
+        claim, asked = RunStore.claim, asyncio.Event()
+
+        async def seen(self: RunStore, *args: Any, **kwargs: Any) -> Any:
+            answer = await claim(self, *args, **kwargs)
+            asked.set()
+            return answer
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunStore, "claim", seen)
+            await asyncio.wait_for(asked.wait(), 5)
+            await stage.beat()
+            await activation
+        assert await stage.is_settled(RUN)
+
+
+async def test_an_event_written_while_the_writer_is_cancelled_costs_no_later_one(fake_server_url: str) -> None:
+    """P7: a provider may be cancelled inside a write and still has to say how far it came."""
+    gate, written = asyncio.Event(), asyncio.Event()
+    append = RunStore.append
+
+    async def slow(self: RunStore, *args: Any, **kwargs: Any) -> Any:
+        answer = await append(self, *args, **kwargs)
+        written.set()
+        await gate.wait()
+        return answer
+
+    async def make(drive: Drive) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunStore, "append", slow)
+            writing = asyncio.ensure_future(drive.record(NewEvent("note", {"number": 1})))
+            await asyncio.wait_for(written.wait(), 5)
+            writing.cancel()
+            await asyncio.wait({writing})
+            gate.set()
+        await drive.record(NewEvent("note", {"number": 2}))
+        return MadeRun(lambda: _later(done()))
+
+    async with driving(fake_server_url, MadeProvider(make)) as stage:
+        await stage.accept(RUN)
+        await activate(stage)
+        notes = [event.data["number"] for event in await stage.runs.transcript(RUN) if event.kind == "note"]
+        assert notes == [1, 2]
+
+
+async def test_a_child_whose_drive_is_cancelled_is_disposed(fake_server_url: str) -> None:
+    """P5: disposal always runs; the pool cancels a drive that took too long at a shutdown."""
+    started = asyncio.Event()
+
+    async def never() -> ChildResult:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    run = MadeRun(never)
+    async with driving(fake_server_url, gives(run)) as stage:
+        await stage.accept(RUN)
+        activation = asyncio.ensure_future(stage.executor.activate(RUN, stage.queue))
+        await asyncio.wait_for(started.wait(), 5)
+        activation.cancel()
+        await asyncio.wait({activation}, timeout=5)
+        assert run.disposed == 1
+
+
+async def test_an_ending_that_was_refused_is_no_event(fake_server_url: str) -> None:
+    """Behaviour §9: the process that settles tells of the end."""
+
+    async def make(drive: Drive) -> Any:
+        async def result() -> ChildResult:
+            # Taken away meanwhile, as from a process that slept.
+            await cast("Any", stage.client.hincrby(stage.keys.session(RUN), "token", 1))
+            return done()
+
+        return MadeRun(result)
+
+    async with driving(fake_server_url, MadeProvider(make)) as stage:
+        await stage.accept(RUN)
+        await activate(stage)
+        assert stage.told.started_runs == [RUN]
+        assert stage.told.ended_runs == []
+
+
+async def test_the_output_limit_counts_every_block(fake_server_url: str) -> None:
+    """Protocol §6: reasoning, tool calls and structured output are stored and published like text."""
+    result = ChildResult(
+        stop_reason="completed",
+        output=({"type": "reasoning", "text": "r" * 3000}, text_block("the answer")),
+        structured="s" * 3000,
+    )
+    async with driving(fake_server_url, gives(MadeRun(lambda: _later(result))), max_output_bytes=5000) as stage:
+        await stage.accept(RUN)
+        await activate(stage)
+        outcome = await stage.outcome(RUN)
+        assert outcome.status == "failed"
+        assert outcome.text == "the answer"
+        assert len(outcome.to_json()) < 5000
+        assert "SUBAGENT_TASKS_MAX_OUTPUT_BYTES" in (outcome.diagnostic or "")
+
+
+async def test_one_unreadable_record_keeps_nobody_else_from_being_recovered(fake_server_url: str) -> None:
+    """P6: each finding of a sweep is on its own."""
+    async with driving(fake_server_url, gives(None)) as stage:
+        for run_id in ("run-1", "run-2", "run-3"):
+            await stage.accept(run_id)
+            await stage.runs.claim(run_id, queue=stage.queue, worker=stage.process_id, claim_id=run_id)
+        await cast("Any", stage.client.hset(stage.keys.session("run-2"), "spec", "not JSON"))
+        await stage.processes.beat("host-1")
+        await end_outage(stage.client, stage.keys)
+        await cast("Any", stage.client.zadd(stage.keys.processes, {stage.process_id: 1}))
+        swept = await stage.sweeper().sweep_once()
+        assert (swept.ran, swept.requeued) == (True, 2)
+
+
+async def _later(result: ChildResult) -> ChildResult:
+    return result
+
+
+async def _not_driven(stage: Stage) -> bool:
+    return (await stage.record(RUN)).state is not State.DRIVEN
