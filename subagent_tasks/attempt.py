@@ -90,8 +90,8 @@ class Attempt:
             run = await provider.start(request, self._drive)
             if not all(callable(getattr(run, name, None)) for name in ("result", "cancel", "dispose")):
                 raise SubagentError(
-                    f'the provider "{provider.name}" started a {type(run).__name__}, not a run: its `start` must return '
-                    "an object with result, cancel and dispose"
+                    f'the provider "{provider.name}" started a {type(run).__name__}, not a run: '
+                    "its `start` must return an object with result, cancel and dispose"
                 )
             return run
 

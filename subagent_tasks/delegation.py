@@ -13,11 +13,14 @@ from broker_config import BrokerSettings
 from subagent_tasks.drive import persist
 from subagent_tasks.errors import BrokerUnavailable, CallerError, Conflict, LimitReached
 from subagent_tasks.protocol.endings import EndingWriter
-from subagent_tasks.protocol.models import InboxEntry, Mode
+from subagent_tasks.protocol.models import InboxEntry, JobSnapshot, Mode
 from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, outcome_of
 from subagent_tasks.protocol.ports import Ids, Publisher
 from subagent_tasks.protocol.records import RunRecord, RunSpec
 from subagent_tasks.store.runs import KillWord, RunStore
+
+CLOSE_SECONDS = 1.0
+"""How long a process that stops waits for Redis to take the kills of what its callers gave up."""
 
 
 class Delegation:
@@ -114,7 +117,9 @@ class Delegation:
         return withdrawal
 
     async def close(self) -> None:
-        """Stop what goes on by itself."""
+        """Stop what goes on by itself; a kill that is being asked for gets a moment to arrive."""
+        if self._withdrawals:
+            await asyncio.wait(self._withdrawals, timeout=CLOSE_SECONDS)
         for withdrawal in self._withdrawals:
             withdrawal.cancel()
         await asyncio.gather(*self._withdrawals, return_exceptions=True)
@@ -125,7 +130,7 @@ class Delegation:
         await self._runs.get(run_id)
         return await self._runs.collect(run_id, owner=owner)
 
-    async def jobs(self, owner: str) -> list[RunRecord]:
+    async def jobs(self, owner: str) -> list[JobSnapshot]:
         """The owner's jobs, in the order they were registered."""
         return await self._runs.jobs(owner)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -51,7 +52,6 @@ class Host:
         self._publisher = publisher
         self._queues = queues
         self._process: Process | None = None
-        self._sessions: set[Session] = set()
 
     async def __aenter__(self) -> Self:
         process = Process(self._settings, role="host", publisher=self._publisher, queues=self._queues)
@@ -105,9 +105,13 @@ class Session:
         )
 
     @property
+    def _is_open(self) -> bool:
+        return not self._closed and self._held.is_running
+
+    @property
     def _process(self) -> Process:
         # Once nobody listens any more, a call would wait for an ending that it cannot hear.
-        if self._closed or not self._held.is_running:
+        if not self._is_open:
             what = "the session is closed" if self._closed else "its host has stopped"
             raise CallerError(f"session {self.id!r}: {what}; open it again with host.open_session({self.id!r})")
         return self._held
@@ -159,29 +163,30 @@ class Session:
         return result.model_copy(update={"call_id": call_id})
 
     async def notices(self) -> AsyncIterator[Notice]:
-        """Notices after the last acknowledged one, then live, each once and in order. Never ends by itself.
+        """Notices after the last acknowledged one, then live, each once and in order. Ends with the session or host.
 
         Subscribed before reading, so nothing falls between replay and live; an outage of Redis is waited out.
         """
-        waiting = self._process.waiting
-        bell = waiting.add_bell(self.id)
+        process = self._process
+        bell = process.waiting.add_bell(self.id)
         try:
             after: str | None = None
-            while True:
+            while self._is_open:
                 bell.clear()
                 try:
-                    after = after or await self._process.sessions.cursor(self.id, self._reader)
-                    batch = await self._process.sessions.notices(self.id, after=after)
+                    after = after or await process.sessions.cursor(self.id, self._reader)
+                    # One at a time: the next one may be withdrawn while this one is dealt with.
+                    unread = await process.sessions.notices(self.id, after=after, count=1)
                 except BrokerUnavailable:
-                    await asyncio.sleep(self._process.settings.lease_seconds / 3)
+                    await asyncio.sleep(process.settings.lease_seconds / 3)
                     continue
-                for notice in batch:
+                for notice in unread:
                     after = notice.id
                     yield notice
-                if not batch:
+                if not unread and self._is_open:
                     await bell.wait()
         finally:
-            waiting.remove_bell(self.id, bell)
+            process.waiting.remove_bell(self.id, bell)
 
     async def acknowledge(self, notice: Notice) -> None:
         """This reader is done with the notice and all before it: a reopened session goes on behind it."""
@@ -215,9 +220,9 @@ class Session:
     async def close(self, *, cancel_jobs: bool = False) -> None:
         """Stop listening for this session. Its jobs go on, unless `cancel_jobs` ends them."""
         if cancel_jobs:
-            for record in await self._process.delegation.jobs(self.id):
-                if not record.is_settled:
-                    await self._process.delegation.kill(record.id, authority=self.id, reason="owner disposed")
+            for job in await self._process.delegation.jobs(self.id):
+                if not job.is_settled:
+                    await self._process.delegation.kill(job.id, authority=self.id, reason="owner disposed")
         if not self._closed:
             self._closed = True
             await self._held.waiting.detach(self.id)
@@ -315,16 +320,17 @@ class SyncSession:
         return self._host.run(self._session.call(name, arguments, call_id=call_id, timeout=timeout))
 
     def notices(self, *, timeout: float | None = None) -> Iterator[Notice]:
-        """As `Session.notices`; ends after `timeout` seconds without a new one, or never."""
+        """As `Session.notices`; ends after `timeout` seconds without a new one, too."""
         notices = self._session.notices()
         try:
             while True:
                 try:
                     yield self._host.run(_within(anext(notices), timeout))
-                except TimeoutError:
+                except (TimeoutError, StopAsyncIteration):
                     return
         finally:
-            self._host.run(_close(notices))
+            with contextlib.suppress(CallerError):  # the host has stopped, and ended it
+                self._host.run(_close(notices))
 
     def acknowledge(self, notice: Notice) -> None:
         self._host.run(self._session.acknowledge(notice))

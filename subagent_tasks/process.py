@@ -62,11 +62,12 @@ class Process:
         )
         self._heartbeat: Heartbeat | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopping = False
 
     @property
     def is_running(self) -> bool:
         """Whether it beats and listens."""
-        return self._heartbeat is not None
+        return self._heartbeat is not None and not self._is_stopping
 
     async def start(
         self,
@@ -97,6 +98,9 @@ class Process:
 
     async def stop(self) -> None:
         """Stop everything and leave; idempotent. What this process still drives is left to the sweepers."""
+        self._is_stopping = True
+        # While Redis can still be asked: a foreground run goes with its caller.
+        await self.waiting.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,24 +1,31 @@
 """Everything a process waits for, on one pub/sub connection: outcomes of runs, and the doorbell of notices.
 
-A session's channel says that something ended. The outcome travels with it when it is small; otherwise, and after every
-reconnection, and now and then in case a message was lost, the record is read.
+A session's channel says that something ended. The outcome travels with it when it is small; otherwise its record is
+read. After every reconnection, and now and then in case a message was lost, all that is waited for is read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections import Counter
 from typing import Any
 
-from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.errors import BrokerUnavailable, CallerError
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.models import Outcome
 from subagent_tasks.store.doorbell import Doorbell
 from subagent_tasks.store.runs import RunStore
 
 logger = logging.getLogger(__name__)
+
+BATCH = 500
+"""How many records are read in one round trip."""
+
+CLOSE_SECONDS = 1.0
+"""How long those who wait when the process stops get to withdraw what they wait for."""
 
 
 class Waiting:
@@ -35,18 +42,28 @@ class Waiting:
         self._bells: dict[str, set[asyncio.Event]] = {}
         # session id -> how many open it here: each reader of its notices is one
         self._attached: Counter[str] = Counter()
-        self._look_again = asyncio.Event()
+        self._nobody_waits = asyncio.Event()
+        self._nobody_waits.set()
+        self._must_look = asyncio.Event()
+        self._to_look: set[str] = set()
+        self._look_at_all = False
 
     async def attach(self, session_id: str) -> None:
         """Hear of this session's endings; returns once nothing can be missed any more."""
         self._bells.setdefault(session_id, set())
-        await self._doorbell.listen(
-            self._keys.session_channel(session_id), lambda text: self._on_message(session_id, text)
-        )
+        # Counted first: somebody who leaves meanwhile must not end the listening.
         self._attached[session_id] += 1
+        try:
+            await self._doorbell.listen(
+                self._keys.session_channel(session_id), lambda text: self._on_message(session_id, text)
+            )
+        except BaseException:
+            await self.detach(session_id)
+            raise
 
     async def detach(self, session_id: str) -> None:
-        """Stop listening, once everybody who attached has left."""
+        """Stop listening, once everybody who attached has left; whoever reads notices looks whether it goes on."""
+        self._ring(session_id)
         self._attached[session_id] -= 1
         if self._attached[session_id] > 0:
             return
@@ -61,6 +78,7 @@ class Waiting:
             future = asyncio.get_running_loop().create_future()
             self._futures[run_id] = future
         self._waiters[run_id] += 1
+        self._nobody_waits.clear()
         return future
 
     def forget(self, run_id: str) -> None:
@@ -69,13 +87,33 @@ class Waiting:
         if self._waiters[run_id] > 0:
             return
         del self._waiters[run_id]
+        if not self._waiters:
+            self._nobody_waits.set()
         future = self._futures.pop(run_id, None)
-        if future is not None and not future.done():
-            future.cancel()
+        if future is not None and not future.cancel() and not future.cancelled():
+            future.exception()  # looked at: nobody is left to be told of it
 
-    def look(self) -> None:
-        """Read the records of everything waited for soon: one of them may have ended before it was expected."""
-        self._look_again.set()
+    def look(self, run_id: str) -> None:
+        """Read the run's record soon: it may have ended before it was expected."""
+        self._to_look.add(run_id)
+        self._must_look.set()
+
+    async def close(self) -> None:
+        """Nothing will be heard any more: end every wait, and give those who waited a moment to draw conclusions."""
+        for run_id, future in self._futures.items():
+            if not future.done():
+                future.set_exception(
+                    CallerError(
+                        f"the host stopped before run {run_id} ended: a job goes on, a foreground run ends with its "
+                        "caller; open a host again to go on",
+                        code="HOST_STOPPED",
+                    )
+                )
+        for session_id in self._bells:
+            self._ring(session_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._nobody_waits.wait()
 
     def add_bell(self, session_id: str) -> asyncio.Event:
         """An event set whenever the session may have a new notice."""
@@ -91,31 +129,36 @@ class Waiting:
         while True:
             try:
                 async with asyncio.timeout(self._recheck_seconds):
-                    await self._look_again.wait()
+                    await self._must_look.wait()
             except TimeoutError:
+                self._look_at_all = True
                 # The periodic look is for notices too: a lost message must not cost more than this.
                 for bells in self._bells.values():
                     for bell in bells:
                         bell.set()
-            self._look_again.clear()
+            self._must_look.clear()
+            looking, self._to_look = self._to_look, set()
+            everything, self._look_at_all = self._look_at_all, False
             try:
-                await self._recheck()
+                await self._recheck([*self._futures] if everything else [*looking])
             except BrokerUnavailable:
+                # Asked for now, it is read with all the others when the time comes.
                 continue
             except Exception as error:
                 logger.error("recheck failed", extra={"error": type(error).__name__})
 
-    async def _recheck(self) -> None:
-        waited_for = [run_id for run_id, future in self._futures.items() if not future.done()]
-        for start in range(0, len(waited_for), 500):
-            batch = waited_for[start : start + 500]
-            for run_id, record in zip(batch, await self._runs.get_many(batch), strict=True):
-                if record is not None and record.outcome is not None:
-                    self._resolve(run_id, record.outcome)
+    async def _recheck(self, run_ids: list[str]) -> None:
+        waited_for = [run_id for run_id in run_ids if (known := self._futures.get(run_id)) and not known.done()]
+        for start in range(0, len(waited_for), BATCH):
+            batch = waited_for[start : start + BATCH]
+            for run_id, outcome in zip(batch, await self._runs.outcomes(batch), strict=True):
+                if outcome is not None:
+                    self._resolve(run_id, outcome)
 
     def _on_message(self, session_id: str, text: str | None) -> None:
         if text is None:
-            self._look_again.set()
+            self._look_at_all = True
+            self._must_look.set()
             self._ring(session_id)
             return
         message: dict[str, Any] = json.loads(text)
@@ -123,7 +166,7 @@ class Waiting:
             self._ring(session_id)
         elif (run_id := message.get("settled")) in self._futures:
             if message["outcome"] is None:
-                self._look_again.set()
+                self.look(run_id)
             else:
                 self._resolve(run_id, Outcome.model_validate(message["outcome"]))
 

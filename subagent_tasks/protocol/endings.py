@@ -22,6 +22,7 @@ class Ending:
 
     settle_id: str
     status: str
+    detail: str
     outcome: str
     event: str
     result: str
@@ -51,6 +52,7 @@ class EndingWriter:
         return Ending(
             settle_id=settle_id,
             status=outcome.status,
+            detail=outcome.detail or "",
             outcome=stored,
             event=json.dumps(event),
             result=_result(run.id, outcome, date_done=self.now_iso()),

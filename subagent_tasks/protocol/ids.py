@@ -15,7 +15,9 @@ MAX_ID_LENGTH = 200
 
 def run_id_for_call(*, namespace: str, session_id: str, call_id: str) -> str:
     """The id of the run that a call starts: its Celery task id, job id and session id."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"subagent-tasks:{len(namespace)}:{namespace}:{session_id}:{call_id}"))
+    # With the lengths: ids hold colons, and `user` with call `42:c` must not name the run of `user:42` with call `c`.
+    named = f"subagent-tasks:{len(namespace)}:{namespace}:{len(session_id)}:{session_id}:{call_id}"
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, named))
 
 
 def checked_id(value: object, *, name: str) -> str:

@@ -6,7 +6,7 @@ All share the hash tag `{<namespace>}`. The two exceptions belong to Celery: the
     session     hash    while the session is live, then for the retention
     transcript  stream  like its session
     inbox       stream  while it holds an entry (an empty stream costs as much as a full one)
-    notices     stream  like its session
+    notices     stream  like its session; an entry at most for the retention
     cursors     hash    like its session: reader -> last acknowledged notice
     jobs        zset    like its session: the owner's jobs, by time of registration in microseconds
     active      set     while the owner has unsettled jobs: what the cap counts

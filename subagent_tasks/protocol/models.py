@@ -214,6 +214,10 @@ class JobSnapshot(Wire):
     started_at: int
     finished_at: int | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        return self.status in ("completed", "killed", "failed")
+
 
 class ToolCall(Wire):
     """One call a model made. `arguments` is a JSON object, or text that did not parse as one."""

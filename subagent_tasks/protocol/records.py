@@ -9,11 +9,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from subagent_tasks.errors import UnsupportedVersion
 from subagent_tasks.protocol.lifecycle import State, job_status
-from subagent_tasks.protocol.models import ChildRequest, JobSnapshot, Mode, Outcome, Wire
+from subagent_tasks.protocol.models import ChildRequest, JobSnapshot, JobStatus, Mode, Outcome, Wire
 
 RECORD_VERSION = 1
 
@@ -87,14 +87,28 @@ class RunRecord:
         )
 
 
+LISTED = ("version", "id", "state", "status", "detail", "spec", "kill", "created_at", "started_at", "finished_at")
+"""The fields a listing needs: all but the outcome, which may be large."""
+
+
+def read_snapshot(fields: Mapping[str, str]) -> JobSnapshot:
+    """The public view of a job, of its `LISTED` fields (behaviour §3.4)."""
+    _check_version(fields)
+    spec = RunSpec.model_validate_json(fields["spec"])
+    outcome = cast("JobStatus | None", fields.get("status"))
+    return JobSnapshot(
+        id=fields["id"],
+        label=spec.label,
+        status=job_status(State(fields["state"]), outcome=outcome, kill_requested="kill" in fields),
+        detail=fields.get("detail") or None,
+        started_at=int(fields.get("started_at") or fields["created_at"]),
+        finished_at=_int(fields.get("finished_at")),
+    )
+
+
 def read_record(fields: Mapping[str, str]) -> RunRecord:
     """Read a record; one written by a newer version is refused with both versions named."""
-    version = int(fields.get("version", "0"))
-    if version > RECORD_VERSION:
-        raise UnsupportedVersion(
-            f"run {fields.get('id', '?')!r} was written with record version {version}, this process reads up to "
-            f"{RECORD_VERSION}: upgrade subagent-tasks here, nothing was changed"
-        )
+    _check_version(fields)
     outcome = fields.get("outcome")
     return RunRecord(
         id=fields["id"],
@@ -117,6 +131,15 @@ def read_record(fields: Mapping[str, str]) -> RunRecord:
         outcome=Outcome.model_validate_json(outcome) if outcome else None,
         digest=fields.get("digest", ""),
     )
+
+
+def _check_version(fields: Mapping[str, str]) -> None:
+    version = int(fields.get("version", "0"))
+    if version > RECORD_VERSION:
+        raise UnsupportedVersion(
+            f"run {fields.get('id', '?')!r} was written with record version {version}, this process reads up to "
+            f"{RECORD_VERSION}: upgrade subagent-tasks here, nothing was changed"
+        )
 
 
 def _int(text: str | None) -> int | None:

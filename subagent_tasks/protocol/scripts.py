@@ -46,7 +46,9 @@ class Script:
         return [*(args[name] for name in self.args), *rest]
 
 
-_ENDING = ("settle_id", "status", "outcome", "event", "result", "notice", "owner_channel", "announcement", "expiry")
+_ENDING = (
+    "settle_id", "status", "detail", "outcome", "event", "result", "notice", "owner_channel", "announcement", "expiry",
+)  # fmt: skip
 _OWNER = ("owner", "jobs", "active", "unsettled", "notices", "cursors")
 
 OPEN = Script("open", keys=("record", "unsettled"), args=("id", "version", "retention_ms"))

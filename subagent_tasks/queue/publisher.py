@@ -11,7 +11,6 @@ import logging
 from typing import Any, cast
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 
 from subagent_tasks.queue.message import activation_message
 
@@ -47,7 +46,8 @@ class BrokerPublisher:
         # Celery's producer blocks: it gets a thread.
         try:
             await asyncio.to_thread(self._send, run_id, queue, task_id)
-        except OperationalError as error:
+        except Exception as error:
+            # Each transport has errors of its own, and the move has accepted the work already.
             logger.warning(
                 "message not sent, the sweeper will", extra={"run_id": run_id, "error": type(error).__name__}
             )

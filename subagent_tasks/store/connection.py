@@ -20,6 +20,10 @@ from subagent_tasks.protocol.scripts import Script
 
 T = TypeVar("T")
 
+REFUSALS = {"OOM": "it is out of memory", "READONLY": "it is a replica", "MISCONF": "it cannot save to its disk",
+            "NOREPLICAS": "it has too few replicas"}  # fmt: skip
+"""What a server that answers, and takes no writes, begins its answer with."""
+
 UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
@@ -73,6 +77,12 @@ class Moves:
                 return await command
         except UNREACHABLE as error:
             raise self._unavailable(error) from error
+        except redis.exceptions.ResponseError as error:
+            if (why := _refusal(error)) is None:
+                raise
+            raise BrokerUnavailable(
+                f"Redis at {self._where} takes no writes: {why}; mend that, nothing was changed"
+            ) from error
 
     async def _command(self, *words: str | int) -> Any:
         return await self.read(cast("Awaitable[Any]", self.client.execute_command(*words)))
@@ -82,6 +92,15 @@ class Moves:
             f"Redis at {self._where} did not answer ({type(error).__name__}): check that it runs and that "
             "SUBAGENT_TASKS_REDIS_URL (or SUBAGENT_TASKS_BROKER_URL) names it"
         )
+
+
+def _refusal(error: redis.exceptions.ResponseError) -> str | None:
+    """Why the server takes no writes, or None when the error says something else."""
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return REFUSALS["OOM"]
+    if isinstance(error, redis.exceptions.ReadOnlyError):
+        return REFUSALS["READONLY"]
+    return REFUSALS.get(str(error).partition(" ")[0])
 
 
 def pairs(flat: Sequence[str] | Mapping[str, str]) -> dict[str, str]:

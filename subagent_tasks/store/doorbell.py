@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import redis.asyncio
-import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from broker_config import BrokerSettings
 from subagent_tasks.errors import BrokerUnavailable
@@ -30,21 +31,25 @@ class Doorbell:
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._timeout_seconds = settings.redis_timeout_seconds
-        # A connection of its own: a pub/sub connection is held for ever and read without a deadline of its own; a
-        # silent server is noticed by the health check instead.
+        # A connection of its own: a pub/sub connection is held for ever and read without a deadline. A peer that
+        # vanished is noticed by what is sent to it now and then; until then everybody's periodic look stands in.
         self._client = redis.asyncio.Redis.from_url(
             settings.redis_py_url,
             decode_responses=True,
             # As in `connect`: a cancellation must not be swallowed. Subscribing and reading have bounds of their own.
             socket_timeout=None,
             socket_connect_timeout=settings.redis_timeout_seconds,
+            socket_keepalive=not settings.redis_py_url.startswith("unix:"),
             health_check_interval=max(1, int(settings.redis_timeout_seconds)),
+            # A reconnection inside redis-py would be one that nobody is told of.
+            retry=Retry(NoBackoff(), 0),
             client_name="subagent-tasks-doorbell",
         )
         self._pubsub = self._client.pubsub()
         self._listeners: dict[str, Listener] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def listen(self, channel: str, listener: Listener) -> None:
         """Call `listener` for each message; returns once the server confirmed, so nothing sent after this is missed."""
@@ -63,13 +68,17 @@ class Doorbell:
             ) from error
 
     async def leave(self, channel: str) -> None:
-        """Stop listening on a channel."""
+        """Stop listening on a channel; bounded."""
         self._listeners.pop(channel, None)
         self._confirmed.pop(channel, None)
+        if self._is_closed:
+            return  # redis-py would connect again to unsubscribe
         with contextlib.suppress(*UNREACHABLE):
-            await self._pubsub.unsubscribe(channel)
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._pubsub.unsubscribe(channel)
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -88,7 +97,8 @@ class Doorbell:
                 # Beyond its own second only when it connects again, to a server that accepts and then says nothing.
                 async with asyncio.timeout(1.0 + self._timeout_seconds):
                     message = cast("dict[str, Any] | None", await self._pubsub.get_message(timeout=1.0))
-            except (*UNREACHABLE, redis.exceptions.ResponseError) as error:
+            except Exception as error:
+                # Whatever it is: a process that no longer listens, and does not know, is worse off than one that tries.
                 if not lost:
                     logger.warning("doorbell lost its connection", extra={"error": type(error).__name__})
                 lost = True
@@ -99,14 +109,15 @@ class Doorbell:
                 continue
             pause_seconds = 0.05
             channel = str(message["channel"])
+            if lost:
+                # What a new connection says first is that redis-py has subscribed again; what was published meanwhile
+                # is gone.
+                lost = False
+                for listener in list(self._listeners.values()):
+                    self._call(listener, None)
             if message["type"] == "subscribe":
                 if channel in self._confirmed:
                     self._confirmed[channel].set()
-                if lost:
-                    # redis-py subscribed again by itself; what was published meanwhile is gone.
-                    lost = False
-                    for listener in list(self._listeners.values()):
-                        self._call(listener, None)
             elif message["type"] == "message":
                 listener = self._listeners.get(channel)
                 if listener is not None:
@@ -115,5 +126,6 @@ class Doorbell:
     def _call(self, listener: Listener, text: str | None) -> None:
         try:
             listener(text)
-        except Exception:
-            logger.exception("doorbell listener failed")
+        except Exception as error:
+            # The type alone: an error quotes what it could not read, which may be an outcome.
+            logger.error("doorbell listener failed", extra={"error": type(error).__name__})

@@ -1,6 +1,7 @@
 """The heartbeat: one thread, one command per beat, whatever the event loop is busy with.
 
-It beats only while the loop ticks: a process whose loop hangs drives nothing, so it must not hold its leases.
+It beats only while the loop ticks: a process whose loop hangs drives nothing, so it must not hold its leases. Nothing
+but `stop` ends it: a process that goes on without beating would be alive and found dead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from broker_config import BrokerSettings
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.leases import beat_interval_seconds
 from subagent_tasks.protocol.scripts import BEAT
-from subagent_tasks.store.connection import UNREACHABLE
 from subagent_tasks.store.processes import BeatAnswer
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Heartbeat:
         self._on_outage = on_outage
         self._on_stall = on_stall
         self._loop = asyncio.get_running_loop()
-        self._ticked_at = time.monotonic()
+        self._unticked_seconds = 0.0
         self._stop = threading.Event()
         timeout_seconds = min(settings.redis_timeout_seconds, settings.lease_seconds / 3)
         self._client = redis.Redis.from_url(
@@ -72,20 +72,25 @@ class Heartbeat:
     def _run(self) -> None:
         interval_seconds = beat_interval_seconds(self._settings.lease_seconds)
         answered_at = time.monotonic()
-        outage_told = False
+        outage_told = stall_told = False
         pause_seconds = interval_seconds
         while not self._stop.wait(pause_seconds):
-            if time.monotonic() - self._ticked_at > self._settings.loop_stall_seconds:
-                logger.critical(
-                    "event loop stalled: this process stops beating",
-                    extra={"stall_seconds": self._settings.loop_stall_seconds, "process": self._process_id},
-                )
-                self._on_stall()
-                return
+            # In pauses of this thread, not by the clock: while the whole process was frozen no loop could tick.
+            self._unticked_seconds += pause_seconds
             self._tell_loop(self._tick)
+            if self._unticked_seconds > self._settings.loop_stall_seconds:
+                if not stall_told:
+                    stall_told = True
+                    logger.critical(
+                        "event loop stalled: this process stops beating until it ticks again",
+                        extra={"stall_seconds": self._settings.loop_stall_seconds, "process_id": self._process_id},
+                    )
+                    self._on_stall()
+                continue
+            stall_told = False
             try:
                 answer = self._beat()
-            except (*UNREACHABLE, redis.exceptions.ResponseError) as error:
+            except Exception as error:
                 silent_seconds = time.monotonic() - answered_at
                 if pause_seconds == interval_seconds:
                     logger.warning("heartbeat not answered", extra={"error": type(error).__name__})
@@ -99,7 +104,7 @@ class Heartbeat:
             self._tell_loop(self._on_beat, answer)
 
     def _tick(self) -> None:
-        self._ticked_at = time.monotonic()
+        self._unticked_seconds = 0.0
 
     def _tell_loop(self, callback: Callable[..., None], *args: Any) -> None:
         try:

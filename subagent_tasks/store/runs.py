@@ -16,8 +16,16 @@ from subagent_tasks.protocol import scripts
 from subagent_tasks.protocol.endings import Ending
 from subagent_tasks.protocol.interfaces import NewEvent
 from subagent_tasks.protocol.keys import Keys, celery_result_key
-from subagent_tasks.protocol.models import InboxEntry, Mode, TranscriptEvent
-from subagent_tasks.protocol.records import RECORD_VERSION, RunRecord, RunSpec, celery_result, read_record
+from subagent_tasks.protocol.models import InboxEntry, JobSnapshot, Mode, Outcome, TranscriptEvent
+from subagent_tasks.protocol.records import (
+    LISTED,
+    RECORD_VERSION,
+    RunRecord,
+    RunSpec,
+    celery_result,
+    read_record,
+    read_snapshot,
+)
 from subagent_tasks.store.connection import Moves, pairs
 
 logger = logging.getLogger(__name__)
@@ -270,20 +278,28 @@ class RunStore:
         fields = cast("dict[str, str]", await self._moves.read(self._moves.client.hgetall(self._keys.session(run_id))))
         return read_record(fields) if fields.get("state") else None
 
-    async def get_many(self, run_ids: Sequence[str]) -> list[RunRecord | None]:
-        """Several records in one round trip; None where there is none, or one that only a newer version reads."""
-        if not run_ids:
-            return []
+    async def outcomes(self, run_ids: Sequence[str]) -> list[Outcome | None]:
+        """The outcomes of several runs in one round trip; None where there is none yet, or none that can be read."""
         pipeline = self._moves.client.pipeline(transaction=False)
         for run_id in run_ids:
-            pipeline.hgetall(self._keys.session(run_id))
-        answers = cast("list[dict[str, str]]", await self._moves.read(pipeline.execute()))
-        return [_readable(fields) for fields in answers]
+            pipeline.hmget(self._keys.session(run_id), ["version", "outcome"])
+        answers = cast("list[list[str | None]]", await self._moves.read(pipeline.execute()))
+        return [_outcome(*answer) for answer in answers]
 
-    async def jobs(self, owner: str) -> list[RunRecord]:
-        """The owner's jobs in the order they were registered; expired ones are left out."""
+    async def jobs(self, owner: str) -> list[JobSnapshot]:
+        """The owner's jobs in the order they were registered, without their outputs.
+
+        Left out are expired ones, and those whose record only a newer version reads.
+        """
         ids = cast("list[str]", await self._moves.read(self._moves.client.zrange(self._keys.jobs(owner), 0, -1)))
-        return [record for record in await self.get_many(ids) if record is not None]
+        pipeline = self._moves.client.pipeline(transaction=False)
+        for run_id in ids:
+            pipeline.hmget(self._keys.session(run_id), LISTED)
+        answers = cast("list[list[str | None]]", await self._moves.read(pipeline.execute()))
+        listed = [
+            {name: value for name, value in zip(LISTED, answer, strict=True) if value is not None} for answer in answers
+        ]
+        return [job for fields in listed if (job := _readable(fields)) is not None]
 
     async def transcript(self, run_id: str, *, after: int = 0) -> list[TranscriptEvent]:
         """The events from position `after` on."""
@@ -352,11 +368,17 @@ class RunStore:
         }
 
 
-def _readable(fields: Mapping[str, str]) -> RunRecord | None:
+def _outcome(version: str | None, outcome: str | None) -> Outcome | None:
+    if outcome is None or int(version or 0) > RECORD_VERSION:
+        return None
+    return Outcome.model_validate_json(outcome)
+
+
+def _readable(fields: Mapping[str, str]) -> JobSnapshot | None:
     if not fields.get("state"):
         return None
     try:
-        return read_record(fields)
+        return read_snapshot(fields)
     except UnsupportedVersion:
         # One record of a newer version must not hide all the others.
         logger.warning("record of a newer version left out", extra={"run_id": fields.get("id")})

@@ -55,8 +55,13 @@ class Tool(Protocol):
     ) -> ToolResult: ...
 
 
-async def within(work: Awaitable[T], *, wait_seconds: float) -> T:
-    """Ask Redis no longer than the caller said it would wait (P8). Raises `BrokerUnavailable`."""
+async def within(work: Awaitable[T], *, wait_seconds: float | None) -> T:
+    """Ask Redis no longer than the caller said it would wait (P8), None if it said nothing.
+
+    Raises `BrokerUnavailable`.
+    """
+    if wait_seconds is None:
+        return await work
     seconds = max(wait_seconds, ANSWER_SECONDS)
     try:
         async with asyncio.timeout(seconds):

@@ -10,7 +10,7 @@ import asyncio
 import time
 from typing import Any
 
-from subagent_tasks.errors import BrokerUnavailable, ToolError
+from subagent_tasks.errors import BrokerUnavailable, CallerError, ToolError
 from subagent_tasks.protocol.ids import run_id_for_call
 from subagent_tasks.protocol.interfaces import Provider
 from subagent_tasks.protocol.models import ChildRequest, Outcome, ToolDefinition, ToolResult
@@ -69,7 +69,8 @@ class DelegationTool:
         )
         run_id = self._run_id(services, context)
         if mode == "background":
-            await services.delegation.start(run_id, owner=context.session_id, mode=mode, spec=spec)
+            starting = services.delegation.start(run_id, owner=context.session_id, mode=mode, spec=spec)
+            await within(starting, wait_seconds=context.timeout_seconds)
             return background_started(run_id)
         return await self._foreground(services, context, run_id, spec)
 
@@ -100,14 +101,14 @@ class DelegationTool:
             try:
                 known = await within(asyncio.shield(starting), wait_seconds=timeout_seconds)
                 if known:
-                    services.waiting.look()
+                    services.waiting.look(run_id)
                 outcome = await _first(ending, context.signal, timeout_seconds=deadline - time.monotonic())
             except asyncio.CancelledError:
                 # The caller's task is cancelled: the child goes with it, and the cancellation goes on.
                 await asyncio.shield(_withdraw(services, context, run_id, starting))
                 raise
-            except BrokerUnavailable:
-                # It may have been admitted all the same, and nobody would wait for it.
+            except (BrokerUnavailable, CallerError):
+                # No answer, or the host stops. It may have been admitted all the same, and nobody would wait for it.
                 services.delegation.withdraw(run_id, owner=context.session_id, starting=starting)
                 raise
             if outcome is not None:

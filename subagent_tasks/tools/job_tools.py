@@ -63,8 +63,8 @@ class JobList:
 
     async def call(self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str) -> ToolResult:
         parse_job_list(arguments)
-        records = await services.delegation.jobs(context.session_id)
-        return job_list_result([record.snapshot() for record in records])
+        jobs = await within(services.delegation.jobs(context.session_id), wait_seconds=context.timeout_seconds)
+        return job_list_result(jobs)
 
 
 class JobKill:
@@ -77,7 +77,8 @@ class JobKill:
 
     async def call(self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str) -> ToolResult:
         parsed = parse_job_kill(arguments)
-        return await kill_job(services, context, parsed.job_id, reason=parsed.reason)
+        asking = kill_job(services, context, parsed.job_id, reason=parsed.reason)
+        return await within(asking, wait_seconds=context.timeout_seconds)
 
 
 async def kill_job(
@@ -117,7 +118,7 @@ async def _wait(
 ) -> Literal["ended", "timeout", "aborted"]:
     ending = services.waiting.expect(job_id)
     # It may have ended between the reading before this and now.
-    services.waiting.look()
+    services.waiting.look(job_id)
     watched: set[asyncio.Future[Any]] = {ending}
     watcher = None if context.signal is None else asyncio.ensure_future(context.signal.wait())
     if watcher is not None:
@@ -125,6 +126,7 @@ async def _wait(
     try:
         await asyncio.wait(watched, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         if ending.done():
+            ending.result()  # raises when the host stopped
             return "ended"
         return "aborted" if watcher is not None and watcher.done() else "timeout"
     finally:

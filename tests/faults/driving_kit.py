@@ -158,4 +158,6 @@ async def driving(url: str, provider: MadeProvider, **settings: Any) -> AsyncGen
         await stage.beat()
         yield stage
     finally:
+        # A Celery result carries no namespace: what is left driven must not be found by another test.
+        await stage.client.flushdb()
         await stage.client.aclose()

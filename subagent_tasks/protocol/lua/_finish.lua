@@ -6,8 +6,8 @@ local function finish(run)
   local seq = tonumber(run.seq)
 
   redis.call('XADD', K.transcript, (seq + 1) .. '-0', 'k', 'settled', 'd', A.event, 't', now)
-  redis.call('HSET', K.record, 'state', 'settled', 'status', A.status, 'outcome', A.outcome, 'finished_at', now,
-    'settle_id', A.settle_id, 'worker', '', 'seq', seq + 1)
+  redis.call('HSET', K.record, 'state', 'settled', 'status', A.status, 'detail', A.detail, 'outcome', A.outcome,
+    'finished_at', now, 'settle_id', A.settle_id, 'worker', '', 'seq', seq + 1)
   redis.call('DEL', K.inbox)
   redis.call('ZREM', K.queued, A.id)
   redis.call('SREM', K.flagged, A.id)
@@ -21,6 +21,8 @@ local function finish(run)
   if run.mode == 'background' and not (run.reported == 'kill' and A.status == 'killed') then
     local notice_id = redis.call('XADD', K.notices, '*', 'n', A.notice)
     redis.call('HSET', K.record, 'notice_id', notice_id)
+    -- The stream of a session that never rests has no lifetime: its entries have.
+    redis.call('XTRIM', K.notices, 'MINID', now - retention)
     redis.call('PUBLISH', A.owner_channel, '{"notice":' .. A.notice .. ',"id":"' .. notice_id .. '"}')
   end
   redis.call('PUBLISH', A.owner_channel, A.announcement)

@@ -23,14 +23,14 @@
 --   ...             further fields of the record, name and value in turn
 -- RETURNS
 --   accepted <the run's state: queued, unless it was accepted before and has moved on>
---   conflict: the id is taken by another request
+--   conflict: the id is taken by another request, or another owner's
 --   refused active_jobs <limit> | refused depth <attempted> <max>
 --   unknown_owner: the owner's session does not exist (any more)
 -- PUBLISHES
 --   nothing; pushes the message
-local known = record('kind', 'digest', 'state')
+local known = record('kind', 'digest', 'state', 'owner')
 if known.kind then
-  if known.digest == A.digest then return { 'accepted', known.state } end
+  if known.digest == A.digest and known.owner == A.owner_id then return { 'accepted', known.state } end
   return { 'conflict' }
 end
 

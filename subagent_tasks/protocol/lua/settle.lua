@@ -22,6 +22,7 @@
 --   on_behalf     driver: the caller is the driver; sweeper: the driver must be dead
 --   settle_id     made for this settlement: a repeat is recognised by it
 --   status        completed | failed | killed
+--   detail        the outcome's short account, or empty: what a listing shows without reading the outcome
 --   outcome       the outcome, JSON
 --   event         the transcript's last event, JSON
 --   result        the Celery result, JSON

@@ -25,13 +25,13 @@ async def activate(stage: Stage, run_id: str = RUN) -> None:
         await stage.executor.activate(run_id, stage.queue)
 
 
-def gives(made: Any) -> MadeProvider:
+def gives(made: Any, *, resumable: bool = True) -> MadeProvider:
     """A provider that gives this to whoever starts it."""
 
     async def make(drive: Drive) -> Any:
         return made
 
-    return MadeProvider(make)
+    return MadeProvider(make, resumable=resumable)
 
 
 async def a_string() -> str:
@@ -49,6 +49,15 @@ async def test_a_child_that_keeps_no_contract_ends_failed(fake_server_url: str, 
         assert "provider" in (outcome.error or "")
     if made is not None:
         assert made.disposed == 1
+
+
+async def test_text_that_no_store_takes_costs_no_run_its_ending(fake_server_url: str) -> None:
+    """P6: models and file names produce lone surrogates, in an answer as in an error."""
+    result = ChildResult(stop_reason="completed", output=(text_block("half a \ud83d smile"),))
+    async with driving(fake_server_url, gives(MadeRun(lambda: _later(result)))) as stage:
+        await stage.accept(RUN)
+        await activate(stage)
+        assert (await stage.outcome(RUN)).text == "half a ? smile"
 
 
 async def test_a_start_that_meets_the_run_limit_ends_the_run(fake_server_url: str) -> None:
@@ -79,7 +88,7 @@ async def test_what_may_not_resume_is_not_started_again_by_the_worker_that_lost_
     fake_server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P7: a drive that nobody here remembers is handed back, but not one that must not run twice."""
-    provider = MadeProvider(gives(MadeRun(lambda: _later(done())))._make, resumable=False)  # pyright: ignore[reportPrivateUsage]
+    provider = gives(MadeRun(lambda: _later(done())), resumable=False)
     async with driving(fake_server_url, provider, lease_seconds=0.1, redis_timeout_seconds=2) as stage:
         await stage.accept(RUN)
         await fail_to_settle(stage, monkeypatch)
@@ -136,7 +145,7 @@ async def test_a_handing_back_that_fails_is_tried_again_and_quotes_nothing(
 
 async def test_a_run_that_no_child_was_started_for_is_handed_back_at_a_shutdown(fake_server_url: str) -> None:
     """P1: its worker leaves before anything began, so another one may begin, resumable or not."""
-    provider = MadeProvider(gives(None)._make, resumable=False)  # pyright: ignore[reportPrivateUsage]
+    provider = gives(None, resumable=False)
     async with driving(fake_server_url, provider) as stage:
         await stage.accept(RUN)
         claim = RunStore.claim
