@@ -15,18 +15,12 @@ async def main() -> None:
         # guidance that belongs to them. What follows are calls as a model makes them.
         print("tools:", ", ".join(tool.name for tool in session.tools))
 
-        result = await session.call(
-            "subagent",
-            {"description": "greet", "prompt": "Say hello in one short sentence."},
-            call_id="call-1",
-        )
+        task = {"description": "greet", "prompt": "Say hello in one short sentence."}
+        result = await session.call("subagent", task)
         print("foreground:", result.text)
 
-        started = await session.call(
-            "subagent",
-            {"description": "count", "prompt": "Name three prime numbers.", "run_in_background": True},
-            call_id="call-2",
-        )
+        job = {"description": "count", "prompt": "Name three prime numbers.", "run_in_background": True}
+        started = await session.call("subagent", job)
         print("background:", started.text)
 
         async for notice in session.notices():

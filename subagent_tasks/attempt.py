@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from subagent_tasks.drive import LeasedDrive, persist
-from subagent_tasks.errors import DriveStopped, SubagentError
+from subagent_tasks.errors import BrokerUnavailable, DriveStopped, SubagentError
 from subagent_tasks.protocol.interfaces import Provider, Run
 from subagent_tasks.protocol.models import ChildRequest, ChildResult, Outcome
 from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, outcome_of, stringified
@@ -87,7 +87,7 @@ class Attempt:
 
         async def start() -> Run:
             # A coroutine of ours around it: whatever a provider raises, at whatever moment, is an outcome.
-            run = await provider.start(request, self._drive)
+            run = await _contained(provider.start(request, self._drive))
             if not all(callable(getattr(run, name, None)) for name in ("result", "cancel", "dispose")):
                 raise SubagentError(
                     f'the provider "{provider.name}" started a {type(run).__name__}, not a run: '
@@ -126,6 +126,9 @@ class Attempt:
             return start.result()
         if isinstance(error, DriveStopped):
             raise error
+        if isinstance(error, BrokerUnavailable):
+            # Our own trouble with Redis is no child's outcome: the run goes on from its transcript.
+            self._drive.stop("stale")
         match self._drive.stopped:
             case "stale" | "release" as reason:
                 raise DriveStopped(reason)
@@ -167,7 +170,7 @@ class Attempt:
         """The run's result, or why there is none; and whether it was cut short by us."""
 
         async def ended() -> ChildResult:
-            result = await run.result()
+            result = await _contained(run.result())
             if not isinstance(result, ChildResult):  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped providers
                 kind = type(cast("object", result)).__name__
                 raise SubagentError(f"the provider's run ended with a {kind}, not with a ChildResult")
@@ -192,6 +195,9 @@ class Attempt:
             return None, None, True
         except asyncio.CancelledError:
             return ChildResult(stop_reason="aborted"), None, cut_short
+        except BrokerUnavailable:
+            self._drive.stop("stale")
+            return None, None, True
         except Exception as error:
             return None, stringified(error), cut_short
 
@@ -202,7 +208,7 @@ class Attempt:
         reason = await self._kill_reason() or str(self._drive.stopped)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CANCEL_SECONDS):
-                await run.cancel(reason)
+                await _contained(run.cancel(reason))
                 await asyncio.wait({result})
 
     async def _ended_first(self, work: asyncio.Future[T]) -> bool:
@@ -230,6 +236,14 @@ class Attempt:
         )
 
 
+async def _contained(work: Awaitable[T]) -> T:
+    """Await a provider's work. What would end the process, and every other child in it, is this child's failure."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise SubagentError(f"the provider raised {type(error).__name__}, which would have ended the worker") from error
+
+
 async def _dispose_late(start: asyncio.Future[Run]) -> None:
     # Its start may still be refused by the drive, or give up at last.
     with contextlib.suppress(Exception, DriveStopped, asyncio.CancelledError):
@@ -240,7 +254,7 @@ async def _dispose(run: Run) -> str | None:
     """Release a run; the error, stringified, when it failed."""
     try:
         async with asyncio.timeout(DISPOSE_SECONDS):
-            await run.dispose()
+            await _contained(run.dispose())
     except TimeoutError:
         return f"not released within {DISPOSE_SECONDS:g} s"
     except Exception as error:

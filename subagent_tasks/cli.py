@@ -17,6 +17,8 @@ COMMANDS = {
     "demo": "See it work: a server, a worker, a real model, on this machine.",
     "worker": "Start a worker that drives the children of APP.",
     "run": "Delegate one prompt to a child of APP and print its answer.",
+    "status": "Show workers, queues and runs, and why each run waits.",
+    "transcript": "Tell what a run did, step by step.",
     "kill": "Ask a run to end, whoever started it.",
     "doctor": "Check broker, settings and workers; say how to mend them.",
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Literal
 
 from broker_config import BrokerSettings
@@ -93,10 +94,19 @@ class Delegation:
             ending=ending,
         )
 
-    def withdraw(self, run_id: str, *, owner: str, starting: asyncio.Future[bool]) -> asyncio.Task[None]:
+    def withdraw(
+        self,
+        run_id: str,
+        *,
+        owner: str,
+        starting: asyncio.Future[bool],
+        unless: Callable[[], bool] | None = None,
+    ) -> asyncio.Task[None]:
         """Kill a foreground run whose caller no longer waits; goes on by itself while Redis does not answer.
 
-        `starting` is the run's admission: asked for before it is decided, the kill could come first.
+        `starting` is the run's admission: asked for before it is decided, the kill could come first. With `unless`, the
+        caller may come back with the same call id: it gets two leases for that, and if `unless` holds then, nothing is
+        killed.
         """
 
         async def ask() -> None:
@@ -104,6 +114,10 @@ class Delegation:
             error = None if starting.cancelled() else starting.exception()
             if error is not None and not isinstance(error, BrokerUnavailable):
                 return
+            if unless is not None:
+                await asyncio.sleep(2 * self._settings.lease_seconds)
+                if unless():
+                    return
             reason = "the caller no longer waits"
             with contextlib.suppress(BrokerUnavailable):
                 await persist(

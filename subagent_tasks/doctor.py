@@ -1,4 +1,4 @@
-"""Whether a deployment can keep the promises: server, settings, workers. Every finding that is bad says what to do.
+"""Whether a deployment can keep the promises: declaration, settings, server, workers. A bad finding says what to do.
 
 The checks are functions from facts to findings; `examine` gathers the facts and never raises for what is wrong with the
 deployment. Nothing is changed. What must hold and why: `broker_config/redis.conf`, protocol §1 and §7.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
+
+from celery import Celery
 
 from broker_config import BrokerSettings, safe_url
 from subagent_tasks.app import SubagentApp
-from subagent_tasks.errors import SubagentError
+from subagent_tasks.errors import ConfigurationError, SubagentError
 from subagent_tasks.process import Process
-from subagent_tasks.queue.inspection import check_broker, consumed_queues
+from subagent_tasks.protocol.interfaces import Provider
+from subagent_tasks.queue.inspection import REPLY_SECONDS, check_broker, consumed_queues
 from subagent_tasks.queue.publisher import ScriptPublisher
 from subagent_tasks.store.server import ServerFacts, read_server
 
@@ -25,6 +29,8 @@ Level = Literal["ok", "warning", "failed"]
 OLDEST_REDIS = (6, 2)
 MAX_CLOCK_SKEW_SECONDS = 5.0
 """Leases go by the server's clock alone; Celery's backstop and the dates in results go by the machine's."""
+PREPARE_SECONDS = 30.0
+"""How long a provider may take to prepare; the import of a model's client takes one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,9 @@ class Finding:
 async def examine(settings: BrokerSettings, app: SubagentApp | None = None) -> list[Finding]:
     """Look at everything; without `app` the providers' queues are unknown, and any living worker will do."""
     findings = [check_timeouts(settings)]
+    declared = check_app(app) if app is not None else None
+    if app is not None and declared is not None:
+        findings += [declared, *[await check_provider(provider) for provider in app.providers.values()]]
     try:
         facts = await read_server(settings)
         here_ms = int(time.time() * 1000)
@@ -54,15 +63,60 @@ async def examine(settings: BrokerSettings, app: SubagentApp | None = None) -> l
         check_persistence(facts),
         check_clock(facts, here_ms=here_ms),
     ]
-    workers = [name for name, until_ms in alive.items() if name.startswith("worker-") and until_ms > facts.time_ms]
+    workers = _beating(alive, now_ms=facts.time_ms)
     if app is None:
         return [*findings, check_any_worker(workers, namespace=settings.namespace)]
+    if declared is not None and declared.level == "failed":
+        return findings
     try:
         await asyncio.to_thread(check_broker, app.celery)
     except SubagentError as error:
         return [*findings, Finding("broker", "failed", str(error), "start it, or correct the URL, and ask again")]
     consumed = await asyncio.to_thread(consumed_queues, app.celery)
-    return [*findings, *check_workers(app.queues, consumed, living=len(workers))]
+    findings += check_workers(app.queues, consumed, living=len(workers))
+    if not consumed:
+        return findings
+    pids = await asyncio.to_thread(_worker_pids, app.celery)
+    try:
+        # Once more: whoever began or ended while the consumers were asked is in one of the two.
+        workers = {*workers, *_beating(await _alive(settings), now_ms=facts.time_ms)}
+    except SubagentError as error:
+        return [*findings, Finding("server", "failed", str(error), "start it, or correct the URL, and ask again")]
+    return [*findings, *check_heartbeats(app.queues, consumed, pids=pids, beating=workers)]
+
+
+def check_app(app: SubagentApp) -> Finding:
+    """Whether the declaration is whole, which shows only when it is used."""
+    try:
+        _ = app.celery
+    except SubagentError as error:
+        return Finding("app", "failed", str(error), "correct the declaration and ask again")
+    return Finding("app", "ok", f"declares the providers {', '.join(app.providers) or '(none)'}")
+
+
+async def check_provider(provider: Provider, *, timeout_seconds: float = PREPARE_SECONDS) -> Finding:
+    """Whether a child could be started here; what it needs may be set where the workers run, and only there."""
+    check = f"provider {provider.name}"
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await provider.prepare()
+    except ConfigurationError as error:
+        return Finding(check, "failed", str(error), "correct the declaration and ask again")
+    except SubagentError as error:
+        reason = str(error)
+    except TimeoutError:
+        reason = f"it was not prepared within {timeout_seconds:g} s"
+    except Exception as error:
+        # Whatever a provider of the deployment's own raises; its text may quote anything.
+        reason = f"its prepare raised {type(error).__name__}"
+    else:
+        return Finding(check, "ok", "can be prepared in this environment")
+    return Finding(
+        check,
+        "warning",
+        f"it cannot run a child in this environment: {reason}",
+        "see that the environment of the workers has what is missing; ask there again: subagent-tasks doctor APP",
+    )
 
 
 def check_timeouts(settings: BrokerSettings) -> Finding:
@@ -194,6 +248,61 @@ def check_workers(queues: Sequence[str], consumed: Mapping[str, frozenset[str]],
             )
         )
     return findings
+
+
+def check_heartbeats(
+    queues: Sequence[str],
+    consumed: Mapping[str, frozenset[str]],
+    *,
+    pids: Mapping[str, int],
+    beating: Iterable[str],
+) -> list[Finding]:
+    """Whoever consumes a declared queue must beat: what it takes is else soon taken from it again (P6).
+
+    Celery knows a worker by its name and `pids` by its process id; a heartbeat knows the process id alone. Machines may
+    use the same one, so heartbeats are counted for each; too few of them leave all its workers suspect.
+    """
+    consumers = sorted(worker for worker, names in consumed.items() if not names.isdisjoint(queues))
+    beats = Counter(process_id.split("-")[1] for process_id in beating)
+    findings: list[Finding] = []
+    for pid in sorted({pids[worker] for worker in consumers if worker in pids}):
+        same = [worker for worker in consumers if pids.get(worker) == pid]
+        missing = len(same) - beats[str(pid)]
+        if missing <= 0:
+            continue
+        who = same[0] if len(same) == 1 else f"{missing} of {', '.join(same)}"
+        findings.append(
+            Finding(
+                "heartbeats",
+                "failed",
+                f"{who} (process {pid}) consumes but does not beat: the runs it takes will not stay with it",
+                "restart it: subagent-tasks worker APP",
+            )
+        )
+    untold = [worker for worker in consumers if worker not in pids]
+    if untold:
+        findings.append(
+            Finding(
+                "heartbeats",
+                "warning",
+                f"{', '.join(untold)} did not say the process id in time, so no heartbeat could be looked for",
+                "ask again when it is less busy",
+            )
+        )
+    if consumers and not findings:
+        findings.append(Finding("heartbeats", "ok", f"all {len(consumers)} workers that consume beat"))
+    return findings
+
+
+def _beating(alive: Mapping[str, int], *, now_ms: int) -> list[str]:
+    """The ids of the worker processes, `worker-<pid>-<random>`, whose heartbeat has not lapsed."""
+    return [name for name, until_ms in alive.items() if name.startswith("worker-") and until_ms > now_ms]
+
+
+def _worker_pids(celery: Celery) -> dict[str, int]:
+    """Worker name -> process id, as the workers themselves answer within `REPLY_SECONDS`; blocks its thread."""
+    answers: dict[str, dict[str, Any]] = cast("Any", celery).control.inspect(timeout=REPLY_SECONDS).stats() or {}
+    return {worker: int(stats["pid"]) for worker, stats in answers.items() if "pid" in stats}
 
 
 async def _alive(settings: BrokerSettings) -> dict[str, int]:

@@ -61,7 +61,7 @@ class LeasedDrive:
 
     async def transcript(self) -> Sequence[TranscriptEvent]:
         """All events so far, in order."""
-        return await persist(lambda: self._runs.transcript(self.session_id), patience_seconds=self._patience_seconds)
+        return await self._persist(lambda: self._runs.transcript(self.session_id))
 
     async def take_input(self) -> Sequence[InboxEntry]:
         """What a later step may take: the waiting `next-step` entries."""

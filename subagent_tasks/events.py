@@ -5,14 +5,14 @@ Listeners observe; they can neither change nor fail a run. Events carry ids, nev
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from subagent_tasks.logs import event_logger
 from subagent_tasks.protocol.models import Outcome
 from subagent_tasks.protocol.records import RunRecord
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

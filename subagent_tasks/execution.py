@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from broker_config import BrokerSettings
 from subagent_tasks.attempt import Attempt
 from subagent_tasks.drive import LeasedDrive, persist
 from subagent_tasks.errors import BrokerUnavailable, DriveStopped, SubagentError
+from subagent_tasks.logs import event_logger
 from subagent_tasks.protocol.endings import EndingWriter
 from subagent_tasks.protocol.interfaces import ChildTools, Provider
 from subagent_tasks.protocol.leases import WORKER_LOST, after_worker_loss, beat_interval_seconds
@@ -25,7 +25,7 @@ from subagent_tasks.protocol.ports import Ids, Publisher, RunListener
 from subagent_tasks.protocol.records import RunRecord
 from subagent_tasks.store.runs import Lease, RunStore
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 
 class Executor:
@@ -235,7 +235,10 @@ class Executor:
             )
         )
         word = await asyncio.shield(settling)
-        if word != "settled":
+        if word == "settled":
+            fields = {"run_id": record.id, "status": outcome.status, "stop_reason": outcome.stop_reason}
+            logger.info("run settled", extra={**fields, "provider": record.spec.provider})
+        else:
             logger.warning("outcome refused", extra={"run_id": record.id, "why": word})
         return word == "settled"
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from broker_config import BrokerSettings
+from subagent_tasks.calling import carry_out
 from subagent_tasks.errors import BrokerUnavailable, CallerError, SubagentError, Unauthorized
 from subagent_tasks.process import Process
 from subagent_tasks.protocol.ids import checked_id
@@ -27,6 +28,7 @@ from subagent_tasks.protocol.models import (
     TranscriptEvent,
 )
 from subagent_tasks.protocol.ports import Publisher
+from subagent_tasks.scheduling import DEFAULT_MAX_PARALLEL, checked_max_parallel
 from subagent_tasks.tools.calls import CallContext, Tool, ToolServices
 from subagent_tasks.tools.job_tools import kill_job
 from subagent_tasks.tools.render import aborted_before_dispatch, error_result
@@ -161,6 +163,37 @@ class Session:
         except SubagentError as error:
             result = error_result(error)
         return result.model_copy(update={"call_id": call_id})
+
+    async def call_all(
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        max_parallel: int = DEFAULT_MAX_PARALLEL,
+        signal: asyncio.Event | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in `call`, and for each call
+    ) -> list[ToolResult]:
+        """Carry out the calls of one message of the model: at most `max_parallel` at once, results in its order.
+
+        `signal` set lets no further call start: those under way come to their end, the rest were never dispatched
+        (behaviour §7). Raises `CallerError` as `call` does, and for a `max_parallel` that is no positive whole number.
+        """
+        checked_max_parallel(max_parallel)
+        tools = self._tools
+
+        def is_exclusive(position: int) -> bool:
+            tool = tools.get(calls[position].name)
+            return tool is not None and tool.exclusive
+
+        def one(call: ToolCall) -> Callable[[], Coroutine[Any, Any, ToolResult]]:
+            return lambda: self.call(call.name, call.arguments, call_id=call.call_id, signal=signal, timeout=timeout)
+
+        results = await carry_out(
+            [one(call) for call in calls], is_exclusive=is_exclusive, max_parallel=max_parallel, signal=signal
+        )
+        return [
+            result or aborted_before_dispatch().model_copy(update={"call_id": call.call_id})
+            for call, result in zip(calls, results, strict=True)
+        ]
 
     async def notices(self) -> AsyncIterator[Notice]:
         """Notices after the last acknowledged one, then live, each once and in order. Ends with the session or host.
@@ -318,6 +351,16 @@ class SyncSession:
     ) -> ToolResult:
         """As `Session.call`."""
         return self._host.run(self._session.call(name, arguments, call_id=call_id, timeout=timeout))
+
+    def call_all(
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        max_parallel: int = DEFAULT_MAX_PARALLEL,
+        timeout: float | None = None,
+    ) -> list[ToolResult]:
+        """As `Session.call_all`."""
+        return self._host.run(self._session.call_all(calls, max_parallel=max_parallel, timeout=timeout))
 
     def notices(self, *, timeout: float | None = None) -> Iterator[Notice]:
         """As `Session.notices`; ends after `timeout` seconds without a new one, too."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from broker_config import BrokerSettings
 from subagent_tasks.errors import BrokerUnavailable, UnsupportedVersion
+from subagent_tasks.logs import event_logger
 from subagent_tasks.protocol.endings import EndingWriter
 from subagent_tasks.protocol.leases import WORKER_LOST, after_worker_loss, is_lost_in_queue
 from subagent_tasks.protocol.models import Outcome
@@ -24,7 +24,7 @@ from subagent_tasks.protocol.records import RunRecord
 from subagent_tasks.store.processes import ProcessStore, Sweep
 from subagent_tasks.store.runs import Lease, RunStore
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -87,6 +87,8 @@ class Sweeper:
             await self._processes.retire(process, on_behalf="sweeper")
         for queue in self._queues:
             await self._each(self._republish(queue, sweep, swept), queue=queue)
+        if swept.republished:
+            logger.warning("messages were lost and sent again", extra={"count": swept.republished})
         for expiry in sweep.expired:
             owner, run_id = json.loads(expiry)
             await self._runs.forget(run_id, owner=owner, expiry=expiry)
@@ -163,4 +165,4 @@ class Sweeper:
             if word == "republished":
                 await self._publisher.publish(run_id, queue=queue, task_id=task_id)
                 swept.republished += 1
-                logger.warning("message sent again: it was lost", extra={"run_id": run_id, "queue": queue})
+                logger.info("message sent again", extra={"run_id": run_id, "queue": queue})

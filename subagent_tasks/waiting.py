@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections import Counter
 from typing import Any
 
 from subagent_tasks.errors import BrokerUnavailable, CallerError
+from subagent_tasks.logs import event_logger
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.models import Outcome
 from subagent_tasks.store.doorbell import Doorbell
 from subagent_tasks.store.runs import RunStore
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 BATCH = 500
 """How many records are read in one round trip."""
@@ -80,6 +80,10 @@ class Waiting:
         self._waiters[run_id] += 1
         self._nobody_waits.clear()
         return future
+
+    def is_expected(self, run_id: str) -> bool:
+        """Whether somebody in this process waits for the run."""
+        return self._waiters[run_id] > 0
 
     def forget(self, run_id: str) -> None:
         """One of those who expected the run waits no more."""

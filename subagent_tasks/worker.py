@@ -6,12 +6,16 @@ import asyncio
 import os
 
 from broker_config import BrokerSettings, queue_name
+from subagent_tasks.errors import SubagentError
 from subagent_tasks.execution import Executor
+from subagent_tasks.logs import event_logger
 from subagent_tasks.process import Process
 from subagent_tasks.protocol.interfaces import ChildTools, Provider
 from subagent_tasks.protocol.ports import Publisher, RunListener
 from subagent_tasks.queue.control import install_revoke, uninstall_revoke
 from subagent_tasks.store.processes import BeatAnswer
+
+logger = event_logger(__name__)
 
 KILL_SECONDS = 5.0
 """How long Celery's `revoke` may wait for our kill: it is asked in the worker's main thread."""
@@ -60,8 +64,11 @@ class WorkerDriver:
         def on_beat(answer: BeatAnswer) -> None:
             executor.on_beat(flagged=answer.flagged, driven=answer.driven)
 
-        for provider in self._providers.values():
-            await provider.prepare()
+        for name, provider in self._providers.items():
+            try:
+                await provider.prepare()
+            except SubagentError as error:
+                logger.warning("provider cannot run a child yet", extra={"provider": name, "why": error})
         await process.start(
             on_ring=executor.ring, on_beat=on_beat, on_outage=executor.on_outage, on_stall=self._on_stall
         )

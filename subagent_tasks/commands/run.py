@@ -19,7 +19,8 @@ from subagent_tasks.host import Session
 from subagent_tasks.protocol.ids import run_id_for_call
 from subagent_tasks.protocol.models import ToolResult
 
-INTERRUPTED = 128 + signal.SIGINT
+ENDING_SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+"""What ends a run with its command, and the word for it. The exit code is 128 and the signal's number, as of a shell."""
 UNCLAIMED_SECONDS = 5.0
 """How long a run may wait in its queue before the user is told that a worker may be missing."""
 ADMISSION_POLL_SECONDS = 0.05
@@ -33,23 +34,25 @@ ADMISSION_POLL_SECONDS = 0.05
 def command(app: str, prompt: str, *, tool: str, session_id: str | None) -> None:
     """Delegate PROMPT to a child of APP and print its answer.
 
-    Needs a running worker. Ctrl-C kills the child. Exit code 1 when it failed, 130 when it was interrupted.
+    Needs a running worker. Says the run's id first, for `subagent-tasks kill`. Ctrl-C or SIGTERM kills the child. Exit
+    code 1 when it failed, 130 when it was interrupted, 143 when it was terminated.
     """
-    result, interrupted = asyncio.run(
-        delegate(load_app(app), prompt, tool=tool, session_id=session_id or f"command-{uuid.uuid4().hex[:12]}")
-    )
-    if interrupted and result.is_error:
-        click.echo(result.text, err=True)
-        sys.exit(INTERRUPTED)
+    if session_id is None:
+        session_id = f"command-{uuid.uuid4().hex[:12]}"
+    elif not session_id.strip():
+        raise click.BadParameter("the id is empty; leave the option out for a new session", param_hint="--session")
+    result, ended_by = asyncio.run(delegate(load_app(app), prompt, tool=tool, session_id=session_id))
     if result.is_error:
         # A tool result already begins with `Error: `, as click's own errors do.
         click.echo(result.text, err=True)
-        sys.exit(1)
+        sys.exit(1 if ended_by is None else 128 + ended_by)
     click.echo(result.text)
 
 
-async def delegate(app: SubagentApp, prompt: str, *, tool: str, session_id: str) -> tuple[ToolResult, bool]:
-    """The tool's result, and whether the user interrupted. Raises `SubagentError` when the call cannot be made."""
+async def delegate(
+    app: SubagentApp, prompt: str, *, tool: str, session_id: str
+) -> tuple[ToolResult, signal.Signals | None]:
+    """The tool's result, and the signal that asked for its end. Raises `SubagentError` when the call cannot be made."""
     arguments: dict[str, object] = {"description": "from the command line", "prompt": prompt}
     async with app.host() as host:
         session = await host.open_session(session_id)
@@ -58,7 +61,7 @@ async def delegate(app: SubagentApp, prompt: str, *, tool: str, session_id: str)
         call_id = uuid.uuid4().hex
         run_id = run_id_for_call(namespace=app.settings.namespace, session_id=session_id, call_id=call_id)
         stop = asyncio.Event()
-        with _interrupts(stop, run_id):
+        with _ending_signals(stop, run_id) as received:
             following = asyncio.create_task(_follow(session, run_id))
             try:
                 result = await session.call(tool, arguments, call_id=call_id, signal=stop)
@@ -69,7 +72,7 @@ async def delegate(app: SubagentApp, prompt: str, *, tool: str, session_id: str)
             finally:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
-        return result, stop.is_set()
+        return result, next(iter(received), None)
 
 
 def _takes_mode(session: Session, tool: str) -> bool:
@@ -86,27 +89,35 @@ def _takes_mode(session: Session, tool: str) -> bool:
 
 
 @contextlib.contextmanager
-def _interrupts(stop: asyncio.Event, run_id: str) -> Generator[None]:
-    """The first Ctrl-C asks the child to end; a second one ends this process at once."""
+def _ending_signals(stop: asyncio.Event, run_id: str) -> Generator[list[signal.Signals]]:
+    """The first signal asks the child to end, and is put into the list; a second one ends this process at once."""
     loop = asyncio.get_running_loop()
+    received: list[signal.Signals] = []
 
-    def interrupt() -> None:
-        click.echo(f"interrupted: killing run {run_id}", err=True)
+    def end(number: signal.Signals) -> None:
+        received.append(number)
+        restore()
+        click.echo(f"{ENDING_SIGNALS[number]}: killing run {run_id}", err=True)
         stop.set()
-        loop.remove_signal_handler(signal.SIGINT)
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
+    def restore() -> None:
+        for number in ENDING_SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in ENDING_SIGNALS:
+        loop.add_signal_handler(number, end, number)
     try:
-        yield
+        yield received
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        restore()
 
 
 async def _follow(session: Session, run_id: str) -> None:
-    """Print what the child does, from its transcript."""
+    """Print the run's id once it is accepted, then what the child does, from its transcript."""
     waiting = asyncio.create_task(_say_unclaimed())
     try:
         await _admitted(session, run_id)
+        click.echo(f"run {run_id} of session {session.id}", err=True)
         async for event in session.transcript(run_id, follow=True):
             waiting.cancel()
             for line in event_lines(event):

@@ -8,7 +8,6 @@ variable a route names; none is ever kept, shown or put into a message.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from pydantic_ai.models import KnownModelName, Model, infer_model
 from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings, ThinkingEffort
 
-from subagent_tasks.errors import ConfigurationError, OperatorError, SubagentError
+from subagent_tasks.errors import ConfigurationError, OperatorError
 from subagent_tasks.protocol.models import AgentOptions
 
 OUR_EXTRAS = frozenset({"anthropic", "openai"})
@@ -135,9 +134,8 @@ class ModelRoutes:
         return built[route]
 
     def preload(self, route: Route) -> None:
-        """Import what `route` needs. What is wrong with it is said where it is used."""
-        with contextlib.suppress(SubagentError):
-            self._build(route)
+        """Import what `route` needs. Raises as `model` does."""
+        self._build(route)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop's models."""

@@ -105,7 +105,10 @@ class Provider(ABC):
     queue: str = ""
 
     async def prepare(self) -> None:  # noqa: B027 - most providers have nothing to prepare
-        """Called once in each worker process before its first run: what is slow to load, off the event loop."""
+        """Called once in each worker process before its first run: what is slow to load, off the event loop.
+
+        Raising a `SubagentError` warns the operator; the runs that need it then fail with the same words.
+        """
 
     @abstractmethod
     async def start(self, request: ChildRequest, drive: Drive) -> Run:

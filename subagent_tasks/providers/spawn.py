@@ -68,7 +68,10 @@ class SpawnProvider(Provider):
         self._routes = routes if routes is not None else ModelRoutes()
 
     async def prepare(self) -> None:
-        """Import the model's client: on the event loop its second or two would hold up every other child."""
+        """Import the model's client: on the event loop its second or two would hold up every other child.
+
+        Raises `ConfigurationError` or `OperatorError` for a model that no child could be run on.
+        """
         if self._default is not None and self._instance is None:
             await asyncio.to_thread(self._routes.preload, self._default)
 

@@ -16,6 +16,9 @@ from subagent_tasks.queue.consumer import consumer_path
 from subagent_tasks.queue.pool_guard import use_asyncio_pool
 from subagent_tasks.queue.publisher import ACTIVATE, BrokerPublisher, ScriptPublisher
 
+CONCURRENCY = 1000
+"""How many children a worker holds unless it is told otherwise (`-c`, `--concurrency`)."""
+
 
 class Driver(Lifecycle, Protocol):
     """What runs on the worker's loop: the pool starts and stops it, the task hands it runs."""
@@ -30,6 +33,8 @@ def make_celery(settings: BrokerSettings, *, queues: Sequence[str], driver: Driv
     celery.conf.worker_consumer = consumer_path()
     celery.conf.task_queues = kombu_queues(settings.namespace, queues)
     celery.conf.task_default_queue = f"{settings.namespace}.subagents"
+    # Children are coroutines: the number of cores, Celery's default, says nothing about how many a worker can hold.
+    celery.conf.worker_concurrency = CONCURRENCY
     use_asyncio_pool(celery)
 
     async def activate(run_id: str, queue: str) -> None:

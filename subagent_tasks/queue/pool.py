@@ -16,6 +16,7 @@ import contextlib
 import inspect
 import itertools
 import logging
+import os
 import select
 import signal
 import socket
@@ -41,6 +42,7 @@ Outcome = tuple[int, Any, float]  # what Celery calls (failed, retval, runtime)
 DEFAULT_GRACE_SECONDS = 10.0
 CANCEL_GRACE_SECONDS = 1.0  # what a drive that ignored its release gets to unwind after it was cancelled
 LOOP_JOIN_SECONDS = 5.0
+CONSUMER_STOP_SECONDS = 3.0  # what Celery's consumer may take to stop, beside the grace
 
 
 def refuse(message: str) -> None:
@@ -97,6 +99,11 @@ class AsyncioPool(BasePool):
         self._unwrap = _wrap_coroutine_tasks(self.app, self._bridge)
         self._release: concurrent.futures.Future[None] | None = None
         self._lifecycle = cast("Lifecycle | None", getattr(self.app, LIFECYCLE_ATTRIBUTE, None))
+        self._grace_seconds = (
+            DEFAULT_GRACE_SECONDS if self._lifecycle is None else self._lifecycle.shutdown_grace_seconds
+        )
+        self._watchdog = threading.Timer(self._grace_seconds + CONSUMER_STOP_SECONDS, _give_up)
+        self._watchdog.daemon = True
         if self._lifecycle is not None:
             self._start_lifecycle(self._lifecycle)
 
@@ -151,6 +158,9 @@ class AsyncioPool(BasePool):
         # The consumer is stopped next, which may take it a second; the runs are handed back meanwhile.
         self._accepting = False
         self._begin_release()
+        if threading.current_thread() is threading.main_thread():
+            # A broker that froze can hold the consumer's end up for ever; whoever sent SIGTERM expects an end.
+            self._watchdog.start()
 
     def on_stop(self) -> None:
         self._shut_down(wait_for_foreign=True)
@@ -315,7 +325,15 @@ class AsyncioPool(BasePool):
             ready.set()
             await self._loop_ended.wait()
 
-        thread = threading.Thread(target=lambda: asyncio.run(main()), name="activations", daemon=True)
+        def run() -> None:
+            try:
+                asyncio.run(main())
+            finally:
+                if not self._loop_ended.is_set():
+                    # A task raised what ends a loop. A worker without one would take messages and drive nothing.
+                    _give_up()
+
+        thread = threading.Thread(target=run, name="activations", daemon=True)
         thread.start()
         ready.wait()
         return thread
@@ -346,7 +364,7 @@ class AsyncioPool(BasePool):
         self._accepting = False
         self._waiting.clear()  # not acknowledged: closing the channel puts them back on their queue
         lifecycle = self._lifecycle
-        grace_seconds = DEFAULT_GRACE_SECONDS if lifecycle is None else lifecycle.shutdown_grace_seconds
+        grace_seconds = self._grace_seconds
         deadline = time.monotonic() + grace_seconds
         if release := self._begin_release():
             self._run_until(release, deadline=deadline, what="release")
@@ -395,6 +413,7 @@ class AsyncioPool(BasePool):
         return True
 
     def _end_loop(self) -> None:
+        self._watchdog.cancel()
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._loop_ended.set)
         self._loop_thread.join(LOOP_JOIN_SECONDS)
@@ -457,6 +476,12 @@ class _Mailbox:
         self._woken = False
         while self._calls:
             self._calls.popleft()()
+
+
+def _give_up() -> None:
+    """End this process now: it can neither work nor stop. The sweepers of the others recover what it drove."""
+    logger.critical("this worker cannot end by itself; it exits and leaves its runs to the sweepers")
+    os._exit(70)
 
 
 def _wrap_coroutine_tasks(app: Any, bridge: Callable[[object], object]) -> Callable[[], None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,9 +17,10 @@ from redis.backoff import NoBackoff
 
 from broker_config import BrokerSettings
 from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.logs import event_logger
 from subagent_tasks.store.connection import UNREACHABLE
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 Listener = Callable[[str | None], None]
 """Called with a message's text, or with None after a reconnection: look again."""

@@ -7,7 +7,6 @@ but `stop` ends it: a process that goes on without beating would be alive and fo
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,12 +18,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from broker_config import BrokerSettings
+from subagent_tasks.logs import event_logger
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.leases import beat_interval_seconds
 from subagent_tasks.protocol.scripts import BEAT
 from subagent_tasks.store.processes import BeatAnswer
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 
 class Heartbeat:

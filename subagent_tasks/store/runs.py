@@ -6,12 +6,12 @@ Answers are the scripts' words; what they mean to a caller, a model or an operat
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
 from subagent_tasks.errors import UnsupportedVersion
+from subagent_tasks.logs import event_logger
 from subagent_tasks.protocol import scripts
 from subagent_tasks.protocol.endings import Ending
 from subagent_tasks.protocol.interfaces import NewEvent
@@ -28,7 +28,7 @@ from subagent_tasks.protocol.records import (
 )
 from subagent_tasks.store.connection import Moves, pairs
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 Refusal = Literal["conflict", "unknown_owner"]
 KillWord = Literal["killed", "requested", "already_finished", "unauthorized", "unknown"]

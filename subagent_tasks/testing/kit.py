@@ -24,6 +24,10 @@ from subagent_tasks.testing.worker_thread import WorkerThread
 from subagent_tasks.toolbox import ToolLike
 
 
+SETTLE_SECONDS = 5.0
+"""How long the runs of a test may take to end once the test is over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kit:
     """What a test has: the declared app, an open host, an open session of it, and the server's client."""
@@ -82,11 +86,7 @@ async def fake_app(
                 session = await host.open_session("test-session")
                 yield Kit(app=app, host=host, session=session, url=url, redis=client)
                 if check_leaks:
-                    namespace = app.settings.namespace
-                    await wait_until(
-                        lambda: _holds(assert_settled(client, namespace)), description="all runs are settled"
-                    )
-                    await assert_no_leaked_keys(client, namespace)
+                    await _assert_nothing_left(client, app.settings.namespace)
         finally:
             if thread is not None:
                 await asyncio.to_thread(thread.__exit__, None, None, None)
@@ -94,9 +94,23 @@ async def fake_app(
             app.celery.close()
 
 
-async def _holds(check: Any) -> bool:
+async def _assert_nothing_left(client: redis.asyncio.Redis, namespace: str) -> None:
+    """What a test started may take a moment to end; which runs did not is the last thing seen of them."""
+    unsettled: list[str] = []
+
+    async def settled() -> bool:
+        unsettled.clear()
+        try:
+            await assert_settled(client, namespace)
+        except AssertionError as error:
+            unsettled.append(str(error))
+        return not unsettled
+
     try:
-        await check
+        await wait_until(settled, description="all runs are settled", timeout_seconds=SETTLE_SECONDS)
     except AssertionError:
-        return False
-    return True
+        raise AssertionError(
+            f"the test ended, and {SETTLE_SECONDS:g} s later it still has {unsettled[0]}; wait for them or kill them in "
+            "the test, or pass check_leaks=False"
+        ) from None
+    await assert_no_leaked_keys(client, namespace)

@@ -50,6 +50,11 @@ class Tool(Protocol):
         """Its part of the system prompt; empty when it has none."""
         ...
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether it runs alone among the calls of one message (behaviour §7.3)."""
+        ...
+
     async def call(
         self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str
     ) -> ToolResult: ...

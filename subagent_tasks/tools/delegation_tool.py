@@ -28,6 +28,8 @@ PARTIAL_SECONDS = 1.0
 class DelegationTool:
     """One configured delegation tool over its provider. Raises `ConfigurationError` when they do not fit."""
 
+    exclusive = False
+
     def __init__(
         self, config: DelegationToolConfig, provider: Provider, *, queue: str, has_job_tools: bool = True
     ) -> None:
@@ -107,8 +109,17 @@ class DelegationTool:
                 # The caller's task is cancelled: the child goes with it, and the cancellation goes on.
                 await asyncio.shield(_withdraw(services, context, run_id, starting))
                 raise
-            except (BrokerUnavailable, CallerError):
-                # No answer, or the host stops. It may have been admitted all the same, and nobody would wait for it.
+            except BrokerUnavailable:
+                # It may have been admitted all the same: the caller repeats the call, or nobody waits for the run.
+                services.delegation.withdraw(
+                    run_id,
+                    owner=context.session_id,
+                    starting=starting,
+                    unless=lambda: services.waiting.is_expected(run_id),
+                )
+                raise
+            except CallerError:
+                # The host stops, and the call with it.
                 services.delegation.withdraw(run_id, owner=context.session_id, starting=starting)
                 raise
             if outcome is not None:

@@ -32,6 +32,7 @@ class JobOutput:
     """Reads a job; with `wait`, waits for its end up to the cap."""
 
     section = JOBS_SECTION
+    exclusive = False
 
     def __init__(self, definition: ToolDefinition, config: JobToolsConfig) -> None:
         self.definition = definition
@@ -57,6 +58,7 @@ class JobList:
     """Lists the session's jobs in the order they were registered."""
 
     section = ""
+    exclusive = False
 
     def __init__(self, definition: ToolDefinition) -> None:
         self.definition = definition
@@ -71,6 +73,7 @@ class JobKill:
     """Asks a job to end and returns at once."""
 
     section = ""
+    exclusive = False
 
     def __init__(self, definition: ToolDefinition) -> None:
         self.definition = definition

@@ -62,6 +62,19 @@ def test_an_idle_worker_consumes_again_after_a_restart(broker: EmbeddedServer, c
         assert worker.poll() is None
 
 
+def test_a_worker_ends_though_the_broker_is_frozen(broker: EmbeddedServer, client: redis.Redis, log: Path) -> None:
+    """P8: SIGTERM has an end within the grace and a few seconds, whatever Redis does."""
+    with worker_process(broker.url, log, "-c", "4") as worker:
+        push(client, "mark-1")
+        wait_until(lambda: client.get("toy:marks") == b"1", description="the worker is up", seconds=10)
+        broker.freeze()
+        try:
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(10) in (0, 70), log.read_text()
+        finally:
+            broker.thaw()
+
+
 def test_a_busy_worker_lives_through_a_restart_and_consumes_again(
     broker: EmbeddedServer, client: redis.Redis, sender: Celery, log: Path
 ) -> None:

@@ -51,6 +51,37 @@ async def test_a_child_that_keeps_no_contract_ends_failed(fake_server_url: str, 
         assert made.disposed == 1
 
 
+@pytest.mark.parametrize("fatal", [SystemExit, KeyboardInterrupt])
+async def test_what_would_end_the_worker_ends_only_its_child(
+    fake_server_url: str, fatal: type[BaseException]
+) -> None:
+    """P6: a provider that raises it must not leave a worker that takes messages and drives nothing."""
+
+    async def result() -> Any:
+        raise fatal(3)
+
+    made = MadeRun(result)
+    async with driving(fake_server_url, gives(made)) as stage:
+        await stage.accept(RUN)
+        await activate(stage)
+        outcome = await stage.outcome(RUN)
+    assert (outcome.status, fatal.__name__ in (outcome.error or ""), made.disposed) == ("failed", True, 1)
+
+
+async def test_our_own_trouble_with_redis_is_no_child_s_outcome(fake_server_url: str) -> None:
+    """P1: the run is left to go on from its transcript, whichever step met the outage."""
+
+    async def result() -> Any:
+        raise BrokerUnavailable("Redis did not answer")
+
+    async with driving(fake_server_url, gives(MadeRun(result))) as stage:
+        await stage.accept(RUN)
+        await activate(stage)
+        record = await stage.runs.get(RUN)
+    assert record is not None
+    assert (record.state, record.outcome) == (State.DRIVEN, None)
+
+
 async def test_text_that_no_store_takes_costs_no_run_its_ending(fake_server_url: str) -> None:
     """P6: models and file names produce lone surrogates, in an answer as in an error."""
     result = ChildResult(stop_reason="completed", output=(text_block("half a \ud83d smile"),))

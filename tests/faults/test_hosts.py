@@ -425,6 +425,16 @@ async def test_every_call_returns_within_its_timeout(
     assert took_seconds < 3
 
 
+async def test_a_call_repeated_after_an_outage_finds_its_run_alive(own_server: EmbeddedServer) -> None:
+    """Decision 1: the repeat re-attaches to the run that an unanswered admission may have started; nobody killed it."""
+    async with fake_app(hello(), url=own_server.url, settings={"lease_seconds": 0.6}, check_leaks=False) as kit:
+        own_server.freeze()
+        unanswered = await kit.session.call("subagent", TASK, call_id="c1", timeout=0.2)
+        own_server.thaw()
+        repeated = await kit.session.call("subagent", TASK, call_id="c1", timeout=4)
+    assert (unanswered.code, repeated.text) == ("BROKER_UNAVAILABLE", "hi there"), repeated
+
+
 async def test_a_server_that_is_full_is_a_tool_result(own_server: EmbeddedServer) -> None:
     """Design §6: `call` never raises for what a broker does wrong; decision 6."""
     async with fake_app(hello(), url=own_server.url, worker=False, check_leaks=False) as kit:
