@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from celery import Celery
-
 from broker_config import BrokerSettings, safe_url
 from subagent_tasks.app import SubagentApp
 from subagent_tasks.errors import ConfigurationError, SubagentError
@@ -48,7 +46,9 @@ async def examine(settings: BrokerSettings, app: SubagentApp | None = None) -> l
     findings = [check_timeouts(settings)]
     declared = check_app(app) if app is not None else None
     if app is not None and declared is not None:
-        findings += [declared, *[await check_provider(provider) for provider in app.providers.values()]]
+        # A provider that prepares nothing offers nothing to check.
+        preparing = [each for each in app.providers.values() if type(each).prepare is not Provider.prepare]
+        findings += [declared, *[await check_provider(provider) for provider in preparing]]
     try:
         facts = await read_server(settings)
         here_ms = int(time.time() * 1000)
@@ -76,7 +76,7 @@ async def examine(settings: BrokerSettings, app: SubagentApp | None = None) -> l
     findings += check_workers(app.queues, consumed, living=len(workers))
     if not consumed:
         return findings
-    pids = await asyncio.to_thread(_worker_pids, app.celery)
+    pids = await asyncio.to_thread(_worker_pids, app)
     try:
         # Once more: whoever began or ended while the consumers were asked is in one of the two.
         workers = {*workers, *_beating(await _alive(settings), now_ms=facts.time_ms)}
@@ -299,9 +299,9 @@ def _beating(alive: Mapping[str, int], *, now_ms: int) -> list[str]:
     return [name for name, until_ms in alive.items() if name.startswith("worker-") and until_ms > now_ms]
 
 
-def _worker_pids(celery: Celery) -> dict[str, int]:
+def _worker_pids(app: SubagentApp) -> dict[str, int]:
     """Worker name -> process id, as the workers themselves answer within `REPLY_SECONDS`; blocks its thread."""
-    answers: dict[str, dict[str, Any]] = cast("Any", celery).control.inspect(timeout=REPLY_SECONDS).stats() or {}
+    answers: dict[str, dict[str, Any]] = cast("Any", app.celery).control.inspect(timeout=REPLY_SECONDS).stats() or {}
     return {worker: int(stats["pid"]) for worker, stats in answers.items() if "pid" in stats}
 
 

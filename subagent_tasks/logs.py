@@ -1,7 +1,7 @@
 """Log lines an operator can act on: a short constant event, then its fields.
 
-The fields stand in the line, because few formats print `extra`, and in `extra`, for those that do. Never put a prompt, an
-output or an exception's text into one (P14).
+The fields stand in the line, because few formats print `extra`, and in `extra`, for those that do. Never put a prompt,
+an output or an exception's text into one (P14).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class ProcessRow(Wire):
 
     id: str
     role: str
-    pid: int | None
+    pid: int | None = None
     alive: bool
     lapses_at_ms: int
     driven: int
@@ -33,7 +33,7 @@ class QueueRow(Wire):
 
     name: str
     waiting: int
-    oldest_since_ms: int | None
+    oldest_since_ms: int | None = None
     driven: int
 
 
@@ -50,12 +50,12 @@ class RunRow(Wire):
     mode: Mode
     queue: str
     attempt: int
-    worker: str | None
+    worker: str | None = None
     created_at_ms: int
-    started_at_ms: int | None
-    finished_at_ms: int | None
+    started_at_ms: int | None = None
+    finished_at_ms: int | None = None
     seconds: float
-    note: str | None
+    note: str | None = None
     runs: tuple[RunRow, ...] = ()
 
 

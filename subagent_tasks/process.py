@@ -43,7 +43,13 @@ class Process:
         self._client = connect(settings)
         moves = Moves(self._client, settings)
         lease_ms, retention_ms = int(settings.lease_seconds * 1000), int(settings.retention_seconds * 1000)
-        self.runs = RunStore(moves, self.keys, retention_ms=retention_ms, slack_ms=lease_ms)
+        self.runs = RunStore(
+            moves,
+            self.keys,
+            retention_ms=retention_ms,
+            slack_ms=lease_ms,
+            max_notices=settings.max_pending_notices,
+        )
         self.sessions = SessionStore(moves, self.keys, retention_ms=retention_ms)
         self.processes = ProcessStore(moves, self.keys, lease_ms=lease_ms)
         self.doorbell = Doorbell(settings)

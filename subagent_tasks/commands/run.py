@@ -20,7 +20,7 @@ from subagent_tasks.protocol.ids import run_id_for_call
 from subagent_tasks.protocol.models import ToolResult
 
 ENDING_SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-"""What ends a run with its command, and the word for it. The exit code is 128 and the signal's number, as of a shell."""
+"""What ends a run with its command, and the word for it. The exit code is 128 and its number, as of a shell."""
 UNCLAIMED_SECONDS = 5.0
 """How long a run may wait in its queue before the user is told that a worker may be missing."""
 ADMISSION_POLL_SECONDS = 0.05

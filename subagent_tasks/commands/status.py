@@ -80,7 +80,7 @@ def command(*, watch: bool, as_json: bool, recent_seconds: float) -> None:
         click.echo(overview.to_json())
     else:
         # Whoever reads from a pipe wants whole lines.
-        console.print(_styled(picture(overview)), soft_wrap=not sys.stdout.isatty())
+        console.print(picture(overview), soft_wrap=not sys.stdout.isatty())
 
 
 async def look(settings: BrokerSettings, *, recent_seconds: float = RECENT_SECONDS) -> Overview:
@@ -90,18 +90,18 @@ async def look(settings: BrokerSettings, *, recent_seconds: float = RECENT_SECON
 
 
 async def keep_watching(settings: BrokerSettings, *, console: Console, recent_seconds: float) -> None:
-    """Refresh in place until cancelled. An outage is shown below what was seen last, and waited out."""
+    """Refresh in place until cancelled. An outage is shown above what was seen last, and waited out."""
     async with open_overview(settings) as store:
         seen = picture(await _look(store, settings, recent_seconds=recent_seconds))
-        with Live(_styled(seen), console=console, auto_refresh=False) as live:
+        with Live(seen, console=console, auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(REFRESH_SECONDS)
-                outage: list[str] = []
                 try:
                     seen = picture(await _look(store, settings, recent_seconds=recent_seconds))
                 except BrokerUnavailable as error:
-                    outage = [f"[red]what you see is old: {escape(str(error))}[/]"]
-                live.update(_styled([*outage, *seen]), refresh=True)
+                    live.update(Text.assemble((f"What you see is old: {error}\n", "red"), seen), refresh=True)
+                else:
+                    live.update(seen, refresh=True)
 
 
 async def _look(store: OverviewStore, settings: BrokerSettings, *, recent_seconds: float) -> Overview:
@@ -109,8 +109,13 @@ async def _look(store: OverviewStore, settings: BrokerSettings, *, recent_second
     return overview_of(facts, namespace=settings.namespace, lease_seconds=settings.lease_seconds)
 
 
-def picture(overview: Overview) -> list[str]:
-    """The overview as lines with rich's markup. What a label would make a terminal do is shown instead."""
+def picture(overview: Overview) -> Text:
+    """The overview, set for people. What a label would make a terminal do is shown instead."""
+    # A label with `:warning:` in it is no request for a picture.
+    return Text.from_markup("\n".join(_lines(overview)), emoji=False)
+
+
+def _lines(overview: Overview) -> list[str]:
     at = datetime.fromtimestamp(overview.now_ms / 1000, UTC)
     lines = [f"[bold]namespace {overview.namespace}[/], {at:%Y-%m-%d %H:%M:%S} UTC", ""]
     lines += [f"[bold red]![/] {escape(warning)}" for warning in overview.warnings]
@@ -123,11 +128,6 @@ def picture(overview: Overview) -> list[str]:
         lines.append(f"[bold]Session {_safe(session.id)}[/]")
         lines += _tree(session.runs, indent="")
     return lines
-
-
-def _styled(lines: Sequence[str]) -> Text:
-    # A label with `:warning:` in it is no request for a picture.
-    return Text.from_markup("\n".join(lines), emoji=False)
 
 
 def _processes(rows: Sequence[ProcessRow], *, now_ms: int) -> list[str]:

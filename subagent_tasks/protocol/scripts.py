@@ -71,14 +71,14 @@ APPEND = Script("append", keys=("record", "transcript"), args=("token", "seq", "
 SETTLE = Script(
     "settle",
     keys=("record", "inbox", "transcript", "result", "processes", "driven", "queued", "flagged", *_OWNER, "expiring"),
-    args=("id", "token", "worker", "on_behalf", *_ENDING, "retention_ms"),
+    args=("id", "token", "worker", "on_behalf", *_ENDING, "retention_ms", "max_notices"),
     move=Move.SETTLE,
     includes=("_now", "_beats", "_finish"),
 )
 KILL = Script(
     "kill",
     keys=("record", "inbox", "transcript", "result", "queued", "flagged", *_OWNER, "expiring"),
-    args=("id", "kill_id", "reason", "authority", "told", "ring_prefix", *_ENDING, "retention_ms"),
+    args=("id", "kill_id", "reason", "authority", "told", "ring_prefix", *_ENDING, "retention_ms", "max_notices"),
     move=Move.KILL,
     includes=("_now", "_finish"),
 )

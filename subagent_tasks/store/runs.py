@@ -56,10 +56,11 @@ class Lease:
 class RunStore:
     """All moves on runs of one namespace. `queue_key` is the Celery queue's list."""
 
-    def __init__(self, moves: Moves, keys: Keys, *, retention_ms: int, slack_ms: int) -> None:
+    def __init__(self, moves: Moves, keys: Keys, *, retention_ms: int, slack_ms: int, max_notices: int) -> None:
         self._moves = moves
         self._keys = keys
         self._retention_ms = retention_ms
+        self._max_notices = max_notices
         self._slack_ms = slack_ms
 
     async def admit(
@@ -365,6 +366,7 @@ class RunStore:
             **asdict(ending),
             "owner_channel": self._keys.session_channel(owner),
             "retention_ms": self._retention_ms,
+            "max_notices": self._max_notices,
         }
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from subagent_tasks.errors import CallerError, UnsupportedVersion
 from subagent_tasks.protocol import scripts
 from subagent_tasks.protocol.keys import Keys
-from subagent_tasks.protocol.models import Notice
+from subagent_tasks.protocol.models import Notice, text_block
 from subagent_tasks.protocol.records import RECORD_VERSION
 from subagent_tasks.store.connection import Moves
 
@@ -46,14 +46,18 @@ class SessionStore:
         return held or "0-0"
 
     async def notices(self, session_id: str, *, after: str, count: int = 100) -> list[Notice]:
-        """Up to `count` notices behind the one named, in order."""
-        entries = cast(
-            "list[tuple[str, dict[str, str]]]",
-            await self._moves.read(
-                self._moves.client.xrange(self._keys.notices(session_id), f"({after}", "+", count=count)
-            ),
+        """Up to `count` notices behind the one named, in order; first of all one that tells of dropped ones."""
+        pipeline = self._moves.client.pipeline(transaction=False)
+        pipeline.xrange(self._keys.notices(session_id), f"({after}", "+", count=count)
+        pipeline.hmget(self._keys.session(session_id), "dropped", "dropped_upto")
+        entries, (dropped, upto) = cast(
+            "tuple[list[tuple[str, dict[str, str]]], tuple[str | None, str | None]]",
+            await self._moves.read(pipeline.execute()),
         )
-        return [Notice.model_validate({**json.loads(fields["n"]), "id": entry_id}) for entry_id, fields in entries]
+        notices = [Notice.model_validate({**json.loads(fields["n"]), "id": entry_id}) for entry_id, fields in entries]
+        if dropped and upto and _place(upto) > _place(after):
+            return [_of_dropped(session_id, int(dropped), upto)]
+        return notices
 
     async def acknowledge(self, session_id: str, reader: str, cursor: str) -> None:
         """Move the reader's cursor to that notice; never back. Cumulative."""
@@ -62,3 +66,23 @@ class SessionStore:
             keys={"cursors": self._keys.cursors(session_id), "record": self._keys.session(session_id)},
             args={"reader": reader, "cursor": cursor, "retention_ms": self._retention_ms},
         )
+
+
+def _place(notice_id: str) -> tuple[int, int]:
+    milliseconds, _, number = notice_id.partition("-")
+    return int(milliseconds), int(number)
+
+
+def _of_dropped(session_id: str, count: int, upto: str) -> Notice:
+    """Stands in the place of the newest dropped notice, so that acknowledging it is acknowledging them all."""
+    text = f"{count} older notices of this session made room for newer ones; job_list lists the jobs they told of."
+    return Notice(
+        id=upto,
+        kind="notices-dropped",
+        session_id=session_id,
+        sender_id=session_id,
+        text=text,
+        blocks=(text_block(text),),
+        summary=text[:120],
+        source="notices-dropped",
+    )

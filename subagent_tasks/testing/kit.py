@@ -23,7 +23,6 @@ from subagent_tasks.testing.waiting import wait_until
 from subagent_tasks.testing.worker_thread import WorkerThread
 from subagent_tasks.toolbox import ToolLike
 
-
 SETTLE_SECONDS = 5.0
 """How long the runs of a test may take to end once the test is over."""
 
@@ -110,7 +109,7 @@ async def _assert_nothing_left(client: redis.asyncio.Redis, namespace: str) -> N
         await wait_until(settled, description="all runs are settled", timeout_seconds=SETTLE_SECONDS)
     except AssertionError:
         raise AssertionError(
-            f"the test ended, and {SETTLE_SECONDS:g} s later it still has {unsettled[0]}; wait for them or kill them in "
-            "the test, or pass check_leaks=False"
+            f"the test ended, and {SETTLE_SECONDS:g} s later it still has {unsettled[0]}; wait for them or "
+            "kill them in the test, or pass check_leaks=False"
         ) from None
     await assert_no_leaked_keys(client, namespace)

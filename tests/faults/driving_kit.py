@@ -89,7 +89,7 @@ class Stage:
         self.client = connect(self.settings)
         moves = Moves(self.client, self.settings)
         lease_ms, retention_ms = int(self.settings.lease_seconds * 1000), int(self.settings.retention_seconds * 1000)
-        self.runs = RunStore(moves, self.keys, retention_ms=retention_ms, slack_ms=lease_ms)
+        self.runs = RunStore(moves, self.keys, retention_ms=retention_ms, slack_ms=lease_ms, max_notices=100)
         self.sessions = SessionStore(moves, self.keys, retention_ms=retention_ms)
         self.processes = ProcessStore(moves, self.keys, lease_ms=lease_ms)
         self.publisher, self.ids = ScriptPublisher(), fresh_ids()

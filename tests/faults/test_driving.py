@@ -52,9 +52,7 @@ async def test_a_child_that_keeps_no_contract_ends_failed(fake_server_url: str, 
 
 
 @pytest.mark.parametrize("fatal", [SystemExit, KeyboardInterrupt])
-async def test_what_would_end_the_worker_ends_only_its_child(
-    fake_server_url: str, fatal: type[BaseException]
-) -> None:
+async def test_what_would_end_the_worker_ends_only_its_child(fake_server_url: str, fatal: type[BaseException]) -> None:
     """P6: a provider that raises it must not leave a worker that takes messages and drives nothing."""
 
     async def result() -> Any:

@@ -9,15 +9,17 @@ import subprocess
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from stage import HERE, MakeStage, Stage, job, start_job
+from stage import HERE, WORKER_OPTIONS, MakeStage, Stage, job, start_job
 
 from broker_config import EmbeddedServer
 from subagent_tasks.cli import cli
 from subagent_tasks.testing import call_tool, reply, stall, wait_until
+from subagent_tasks.testing.processes import WorkerProcess
 
 END_SECONDS = 20.0
 
@@ -74,18 +76,37 @@ def test_run_fails_when_the_child_does(stage: Stage) -> None:
     assert "half of" in err
 
 
-async def test_ctrl_c_kills_what_run_started(stage: Stage) -> None:
-    """P5: the child does not go on behind the back of who interrupted it."""
+@pytest.mark.parametrize(
+    ("number", "word", "exit_code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+)
+async def test_a_run_that_is_stopped_kills_its_child(
+    stage: Stage, number: signal.Signals, word: str, exit_code: int
+) -> None:
+    """P5: the child does not go on behind the back of who pressed Ctrl-C, nor of `timeout` or a supervisor."""
     stage.ensure(1)
-    stage.model.on("cli-interrupt", stall())
-    with started(stage.environment, "run", "agents:app", "cli-interrupt") as command:
-        await wait_until(lambda: stage.asked("cli-interrupt"), description="it runs", timeout_seconds=END_SECONDS)
-        command.send_signal(signal.SIGINT)
+    prompt = f"cli-{word}"
+    stage.model.on(prompt, stall())
+    with started(stage.environment, "run", "agents:app", prompt) as command:
+        await wait_until(lambda: stage.asked(prompt), description="it runs", timeout_seconds=END_SECONDS)
+        command.send_signal(number)
         code, out, err = ended(command)
-    run_id = re.search(r"interrupted: killing run (\S+)", err)
-    assert (code, out) == (130, "")
-    assert run_id is not None
-    assert stage.state(run_id[1]) == "settled"
+    run_ids = re.findall(rf"^{word}: killing run (\S+)$", err, re.MULTILINE)
+    assert (code, out) == (exit_code, "")
+    assert [stage.state(run_id) for run_id in run_ids] == ["settled"]
+
+
+async def test_run_names_what_it_started_so_that_it_can_be_killed(make_stage: MakeStage) -> None:
+    """P5: as soon as the call is accepted, though no worker has taken it."""
+    stage = make_stage()
+    with started(stage.environment, "run", "agents:app", "cli-named", "--session", "mine") as command:
+        assert command.stderr is not None
+        line = await in_thread(command.stderr.readline)
+        named = re.fullmatch(r"run (\S+) of session mine\n", line)
+        assert named is not None, line
+        result = await in_thread(typed, stage, "kill", named[1])
+        code, _, err = await in_thread(ended, command)
+    assert (result.exit_code, code) == (0, 1)
+    assert "killed" in err
 
 
 async def test_an_operator_kills_any_run(stage: Stage) -> None:
@@ -146,6 +167,21 @@ def test_the_doctor_finds_the_worker_of_each_queue(stage: Stage) -> None:
     assert code == 0, out
     assert stage.queue("spawn") in out
     assert stage.queue("poison") in out
+
+
+def test_the_doctor_finds_a_consumer_without_a_heartbeat(make_stage: MakeStage, tmp_path: Path) -> None:
+    """P6: any Celery app can be told to consume our queue; what it takes is lost to it."""
+    stage = make_stage()
+    (tmp_path / "plain.py").write_text(f"import celery\napp = celery.Celery(broker={stage.url!r})\n")
+    queues = ",".join(stage.app.queues)
+    options = (*WORKER_OPTIONS, "-P", "solo", "-Q", queues)
+    environment = {"PYTHONWARNINGS": "ignore"}
+    with WorkerProcess("plain", directory=tmp_path, env=environment, options=options) as consumer:
+        consumer.wait_ready()
+        with started(stage.environment, "doctor", "agents:app") as command:
+            code, out, _ = ended(command)
+        assert code == 1
+        assert f"(process {consumer.pid}) consumes but does not beat" in " ".join(out.split())
 
 
 def test_the_doctor_misses_a_worker(make_stage: MakeStage) -> None:

@@ -40,6 +40,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.run import AgentRunResult, AgentRunResultEvent
 
 from subagent_tasks.errors import ConfigurationError
+from subagent_tasks.testing import serve_stub
 from subagent_tasks.testing.script import (
     Failure,
     Finish,
@@ -499,15 +500,35 @@ def test_stub_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_script_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{}", "no script as Script.to_json writes it: rules: Field required"),
+        ("{", "no script as Script.to_json writes it: Invalid JSON"),
+        ('{"rules": [{"contains": "x"}, {"contains": "y"}]}', "rules.0.steps: Field required (and 1 more)"),
+        ('{"rules": [{"contains": "x", "steps": []}]}', "The rule for 'x' has no steps"),
+    ],
+)
+def test_script_file_that_cannot_be_used_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, reason: str
+) -> None:
     """An operator's mistake is named before a port is opened (P13)."""
-    (tmp_path / "script.json").write_text("{}")
-    command = [sys.executable, "-m", "subagent_tasks.testing.serve_stub", "--script", str(tmp_path / "script.json")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=30, check=False
-    )
-    assert done.returncode == 2
-    assert "no script" in done.stderr
+    path = tmp_path / "script.json"
+    if text is not None:
+        path.write_text(text)
+    assert serve_stub.main(["--script", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"Error: {path}: ")
+    assert reason in told
+    assert told.count("\n") == 1
+
+
+def test_the_stubs_usage_names_its_own_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it shows can be typed."""
+    with pytest.raises(SystemExit):
+        serve_stub.main([])
+    assert "usage: python -m subagent_tasks.testing.serve_stub" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from subagent_tasks.testing.faults import age_lease, end_outage
 NAMESPACE = "store"
 PARENT, RUN, WORKER, OTHER_WORKER, HOST = "parent", "run-1", "worker-1", "worker-2", "host-1"
 QUEUE = f"{NAMESPACE}.subagents.spawn"
+MAX_NOTICES = 5
 LEASE_MS = 6_000
 RETENTION_MS = 3_600_000
 
@@ -59,7 +60,9 @@ class Store:
         self.keys = Keys(NAMESPACE)
         self.client: redis.asyncio.Redis = connect(settings)
         self.moves = RecordingMoves(self.client, settings)
-        self.runs = RunStore(self.moves, self.keys, retention_ms=RETENTION_MS, slack_ms=LEASE_MS)
+        self.runs = RunStore(
+            self.moves, self.keys, retention_ms=RETENTION_MS, slack_ms=LEASE_MS, max_notices=MAX_NOTICES
+        )
         self.sessions = SessionStore(self.moves, self.keys, retention_ms=RETENTION_MS)
         self.processes = ProcessStore(self.moves, self.keys, lease_ms=LEASE_MS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store_kit import PARENT, RUN, Store
+from store_kit import MAX_NOTICES, PARENT, RUN, Store
 
 from subagent_tasks.protocol.models import Notice
 from subagent_tasks.protocol.records import RunRecord
@@ -130,3 +130,24 @@ async def test_a_parent_sessions_id_is_no_job(store: Store) -> None:
     await store.sessions.open(PARENT)
     assert await store.runs.collect(PARENT, owner=PARENT) == "unknown"
     assert await store.runs.get(PARENT) is None
+
+
+async def test_more_notices_than_are_kept_become_one(store: Store) -> None:
+    """protocol §5: bounded; a reader is told how many made room, and which tool lists what they told of."""
+    kept = MAX_NOTICES + 2
+    first = (await settle(store, *(f"run-{number}" for number in range(kept))))[0]
+    assert (first.kind, first.text) == (
+        "notices-dropped",
+        "2 older notices of this session made room for newer ones; job_list lists the jobs they told of.",
+    )
+    rest = await store.sessions.notices(PARENT, after=first.id)
+    assert [notice.sender_id for notice in rest] == [f"run-{number}" for number in range(2, kept)]
+
+
+async def test_a_reader_that_is_done_with_the_dropped_ones_is_not_told_again(store: Store) -> None:
+    """P4: never twice to one reader."""
+    first = (await settle(store, *(f"run-{number}" for number in range(MAX_NOTICES + 1))))[0]
+    await store.sessions.acknowledge(PARENT, "main", first.id)
+    rest = await store.sessions.notices(PARENT, after=await store.sessions.cursor(PARENT, "main"))
+    assert len(rest) == MAX_NOTICES
+    assert {notice.kind for notice in rest} == {"job-completed"}

@@ -114,6 +114,15 @@ def test_settings_that_cannot_be_used_are_one_clear_error(monkeypatch: pytest.Mo
     assert "secret" not in result.output
 
 
+@pytest.mark.parametrize("session_id", ["", "  "])
+def test_an_empty_session_is_refused(here: Path, session_id: str) -> None:
+    """P13: `--session "$UNSET"` must not quietly open another one; nothing is connected for it."""
+    module = Module(here, "raise SystemExit('imported')\n")
+    result = CliRunner().invoke(cli, ["run", module.app, "a prompt", "--session", session_id])
+    assert result.exit_code == 2
+    assert "--session: the id is empty; leave the option out for a new session" in result.output
+
+
 def declared() -> SubagentApp:
     app = SubagentApp(BrokerSettings(namespace="shop"))
     app.add_provider(SpawnProvider(model=ScriptedModel()))

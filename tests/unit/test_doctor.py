@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from broker_config import BrokerSettings
+from subagent_tasks import SubagentApp
 from subagent_tasks.doctor import (
     Finding,
     check_any_worker,
+    check_app,
     check_clock,
     check_eviction,
+    check_heartbeats,
     check_persistence,
+    check_provider,
     check_timeouts,
     check_topology,
     check_version,
     check_workers,
+    examine,
 )
+from subagent_tasks.errors import ConfigurationError, OperatorError
+from subagent_tasks.protocol.interfaces import Drive, Provider, Run
+from subagent_tasks.protocol.models import ChildRequest
+from subagent_tasks.providers import SpawnProvider
 from subagent_tasks.store.server import ServerFacts, facts_of
 
 INFO: dict[str, Any] = {
@@ -101,6 +111,97 @@ def test_each_declared_queue_needs_a_worker() -> None:
 def test_an_app_without_providers_fails() -> None:
     """Nothing could ever run."""
     assert [finding.level for finding in check_workers([], {}, living=0)] == ["failed"]
+
+
+def test_a_tool_whose_provider_is_missing_is_the_apps_fault() -> None:
+    """behaviour §2.5: nothing is wrong with the broker, and starting it would not help."""
+    app = SubagentApp(BrokerSettings())
+    app.add_delegation_tool(provider="spawn")
+    finding = check_app(app)
+    assert (finding.check, finding.level) == ("app", "failed")
+    assert 'no subagent provider registered for "spawn"' in finding.message
+    assert finding.fix == "correct the declaration and ask again"
+
+
+async def test_a_declaration_is_checked_though_no_server_answers() -> None:
+    """One look tells all that is wrong."""
+    app = SubagentApp(BrokerSettings(broker_url="redis://127.0.0.1:9/0"))
+    app.add_delegation_tool(provider="spawn")
+    failed = [finding.check for finding in await examine(app.settings, app) if finding.level == "failed"]
+    assert failed == ["app", "server"]
+
+
+class Preparing(Provider):
+    """Raises what it is given, or hangs."""
+
+    name = "own"
+
+    def __init__(self, error: Exception | None = None, *, hangs: bool = False) -> None:
+        self._error, self._hangs = error, hangs
+
+    async def prepare(self) -> None:
+        if self._hangs:
+            await asyncio.Event().wait()
+        if self._error is not None:
+            raise self._error
+
+    async def start(self, request: ChildRequest, drive: Drive) -> Run:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("provider", "level", "names"),
+    [
+        (Preparing(), "ok", "can be prepared"),
+        (Preparing(OperatorError("set KEY")), "warning", "cannot run a child in this environment: set KEY"),
+        (Preparing(RuntimeError("secret")), "warning", "its prepare raised RuntimeError"),
+        (Preparing(hangs=True), "warning", "was not prepared within 0.01 s"),
+        (Preparing(ConfigurationError("no such model")), "failed", "no such model"),
+    ],
+)
+async def test_a_provider_is_asked_whether_it_could_run_a_child(provider: Provider, level: str, names: str) -> None:
+    """What the workers' environment may have is a warning; a declaration that fits nowhere has failed (P13, P14)."""
+    finding = await check_provider(provider, timeout_seconds=0.01)
+    assert (finding.check, finding.level) == ("provider own", level)
+    assert names in finding.message
+    assert "secret" not in finding.message
+
+
+async def test_a_missing_api_key_is_found_before_the_first_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be set where the workers run, so it breaks nothing yet."""
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    finding = await check_provider(SpawnProvider(model="openai:gpt-5-mini", api_key_env="NO_SUCH_KEY"))
+    assert (finding.check, finding.level) == ("provider spawn", "warning")
+    assert "set NO_SUCH_KEY in the environment of the worker" in finding.message
+
+
+def test_who_consumes_must_beat() -> None:
+    """P6: a run is taken away from a worker without a heartbeat. Other queues are none of our business."""
+    consumed = {name: frozenset({QUEUE}) for name in ("good@a", "bad@b")} | {"other@c": frozenset({"celery"})}
+    (finding,) = check_heartbeats(
+        [QUEUE], consumed, pids={"good@a": 11, "bad@b": 12, "other@c": 13}, beating=["worker-11-abc", "worker-1-def"]
+    )
+    assert (finding.check, finding.level) == ("heartbeats", "failed")
+    assert "bad@b (process 12) consumes but does not beat" in finding.message
+    assert "restart it" in finding.fix
+
+
+def test_workers_of_one_process_id_are_counted() -> None:
+    """In containers every worker may be process 1."""
+    consumed = {name: frozenset({QUEUE}) for name in ("w@a", "w@b", "w@c")}
+    pids = dict.fromkeys(consumed, 1)
+    beating = ["worker-1-abc", "worker-1-def"]
+    (finding,) = check_heartbeats([QUEUE], consumed, pids=pids, beating=beating)
+    assert "1 of w@a, w@b, w@c (process 1) consumes but does not beat" in finding.message
+    (finding,) = check_heartbeats([QUEUE], consumed, pids=pids, beating=[*beating, "worker-1-ghi"])
+    assert finding.level == "ok"
+
+
+def test_a_worker_that_does_not_say_its_process_id_is_a_warning() -> None:
+    """It may be busy; that proves nothing."""
+    (finding,) = check_heartbeats([QUEUE], {"w@a": frozenset({QUEUE})}, pids={}, beating=[])
+    assert finding.level == "warning"
+    assert "w@a" in finding.message
 
 
 def test_without_an_app_any_living_worker_will_do() -> None:

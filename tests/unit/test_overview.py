@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
-from rich.text import Text
 
 from subagent_tasks.cli import cli
 from subagent_tasks.commands.status import picture
@@ -60,7 +59,7 @@ def only(overview: Overview) -> RunRow:
 
 
 def text_of(overview: Overview) -> str:
-    return Text.from_markup("\n".join(picture(overview))).plain
+    return picture(overview).plain
 
 
 def test_a_queued_run_without_any_living_worker_says_so() -> None:

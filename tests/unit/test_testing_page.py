@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from subagent_tasks.testing import ScriptedModel, fake_app, kit
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
@@ -28,6 +30,19 @@ SHOWN = shown_tests()
 
 def test_the_page_shows_tests() -> None:
     assert len(SHOWN) == 3
+
+
+async def test_a_run_that_is_left_is_named_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/testing.md: what is checked at the end says what it found."""
+    monkeypatch.setattr(kit, "SETTLE_SECONDS", 0.05)
+    left = ""
+    with pytest.raises(AssertionError) as caught:
+        async with fake_app(ScriptedModel(), worker=False) as test:
+            arguments = {"description": "d", "prompt": "p", "run_in_background": True}
+            result: Any = (await test.session.call("subagent", arguments)).value
+            left = f"{{{test.app.settings.namespace}}}:session:{result['jobId']} is queued"
+    assert left in str(caught.value)
+    assert "check_leaks=False" in str(caught.value)
 
 
 # A lost connection makes Celery announce a change of its next major version.

@@ -23,6 +23,14 @@ local function finish(run)
     redis.call('HSET', K.record, 'notice_id', notice_id)
     -- The stream of a session that never rests has no lifetime: its entries have.
     redis.call('XTRIM', K.notices, 'MINID', now - retention)
+    -- Bounded for a session that nobody reads: the oldest make room, and its readers are told how many did.
+    local excess = redis.call('XLEN', K.notices) - tonumber(A.max_notices)
+    if excess > 0 then
+      local oldest = redis.call('XRANGE', K.notices, '-', '+', 'COUNT', excess)
+      redis.call('XTRIM', K.notices, 'MAXLEN', A.max_notices)
+      redis.call('HSET', K.owner, 'dropped_upto', oldest[#oldest][1])
+      redis.call('HINCRBY', K.owner, 'dropped', excess)
+    end
     redis.call('PUBLISH', A.owner_channel, '{"notice":' .. A.notice .. ',"id":"' .. notice_id .. '"}')
   end
   redis.call('PUBLISH', A.owner_channel, A.announcement)

@@ -20,7 +20,8 @@
 --   authority     the session that asks and must own the run, or empty for an operator
 --   told          kill: the owner's model asked and needs no notice; empty: somebody else did
 --   ring_prefix   the process channel's name without the process id
---   settle_id, status, detail, outcome, event, result, notice, owner_channel, announcement, expiry, retention_ms
+--   settle_id, status, detail, outcome, event, result, notice, owner_channel, announcement, expiry, retention_ms,
+--   max_notices
 --                 as in settle: the ending, should nobody drive it
 -- RETURNS
 --   killed: settled here

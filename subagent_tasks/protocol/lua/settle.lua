@@ -31,6 +31,7 @@
 --   announcement  what waiting hosts are told, JSON
 --   expiry        the entry for `expiring`
 --   retention_ms  how long everything is kept from now on
+--   max_notices   how many notices the owner keeps
 -- RETURNS
 --   settled
 --   already <status>: another settlement came first
