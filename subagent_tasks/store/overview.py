@@ -60,7 +60,7 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class LastEvent:
-    """The newest entry of a transcript: its kind and time (ms), and of a tool call the tool's name."""
+    """The newest entry of a transcript: its kind and time (ms), and where a tool was called or returned, its name."""
 
     kind: str
     at_ms: int
@@ -270,5 +270,6 @@ class OverviewStore:
 
 
 def _last_event(fields: dict[str, str]) -> LastEvent:
-    tool_name = json.loads(fields["d"]).get("tool_name") if fields["k"] == "tool_call" else None
+    is_of_a_tool = fields["k"] in ("tool_call", "tool_result")
+    tool_name = json.loads(fields["d"]).get("tool_name") if is_of_a_tool else None
     return LastEvent(fields["k"], int(float(fields["t"])), None if tool_name is None else str(tool_name))

@@ -31,6 +31,11 @@ class DelegationArguments:
     reasoning_effort: str | None = None
     run_in_background: bool | None = None
 
+    @property
+    def selects_model(self) -> bool:
+        """Whether the model chose anything of the child's route (behaviour §6)."""
+        return any(field is not None for field in (self.provider, self.model, self.reasoning_effort))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutputArguments:
@@ -109,10 +114,7 @@ def foreground_or_background(
     Raises `ToolError` for a selection field while selection is off (behaviour §6.1), and for a forced background call
     while background is off.
     """
-    selection = (arguments.provider, arguments.model, arguments.reasoning_effort)
-    if any(field is not None for field in selection) and not config.selects_model(
-        session_selects_model=session_selects_model
-    ):
+    if arguments.selects_model and not config.selects_model(session_selects_model=session_selects_model):
         raise ToolError("child model selection is disabled for this tool instance")
     if arguments.run_in_background and not config.enable_run_in_background:
         raise ToolError("run_in_background is disabled for this tool instance (enableRunInBackground: false)")

@@ -13,9 +13,14 @@ from typing import Any
 from subagent_tasks.errors import BrokerUnavailable, CallerError, ToolError
 from subagent_tasks.protocol.ids import run_id_for_call
 from subagent_tasks.protocol.interfaces import Provider
-from subagent_tasks.protocol.models import ChildRequest, Outcome, ToolDefinition, ToolResult
+from subagent_tasks.protocol.models import ChildRequest, Mode, Outcome, ToolDefinition, ToolResult
 from subagent_tasks.protocol.records import RunSpec
-from subagent_tasks.tools.arguments import check_job_label, foreground_or_background, parse_delegation
+from subagent_tasks.tools.arguments import (
+    DelegationArguments,
+    check_job_label,
+    foreground_or_background,
+    parse_delegation,
+)
 from subagent_tasks.tools.calls import ANSWER_SECONDS, CallContext, ToolServices, within
 from subagent_tasks.tools.config import DelegationToolConfig, check_provider
 from subagent_tasks.tools.definitions import delegation_section, delegation_tool
@@ -47,6 +52,7 @@ class DelegationTool:
         """Delegate (behaviour §2.7, §2.8, §3.1)."""
         parsed = parse_delegation(arguments, max_prompt_bytes=services.settings.max_prompt_bytes)
         mode = foreground_or_background(parsed, self._config)
+        self._refuse_what_is_to_come(parsed, mode)
         if mode == "background":
             self._check_collectable()
             check_job_label(parsed.description)
@@ -82,6 +88,20 @@ class DelegationTool:
             raise ToolError(
                 "background jobs unavailable: this app declares no job_output, job_list and job_kill; "
                 "call app.add_job_tools() where it is declared, or delegate without run_in_background"
+            )
+
+    def _refuse_what_is_to_come(self, parsed: DelegationArguments, mode: Mode) -> None:
+        """The configuration may name what this version cannot carry out; a call that needs it must not do less."""
+        if mode == "background" and self._config.background_mode == "continuable":
+            raise ToolError(
+                "continuable subagents are not available in this version: pass run_in_background: false",
+                code="UNSUPPORTED_CAPABILITY",
+            )
+        if parsed.selects_model:
+            raise ToolError(
+                "choosing the child's model is not available in this version: leave out provider, model and "
+                "reasoning_effort",
+                code="UNSUPPORTED_CAPABILITY",
             )
 
     def _run_id(self, services: ToolServices, context: CallContext) -> str:

@@ -117,7 +117,10 @@ def test_a_killed_run_of_a_dead_worker_says_both() -> None:
     [
         (LastEvent("tool_call", NOW_MS - 40_000, "read_file"), "in the tool read_file for 40 s"),
         (LastEvent("input", NOW_MS - 2500), "waits for its model for 2.5 s"),
-        (LastEvent("tool_result", NOW_MS - 90_000), "waits for its model for 1 min 30 s"),
+        (
+            LastEvent("tool_result", NOW_MS - 90_000, "rm"),
+            "the tool rm returned 1 min 30 s ago; its model or another tool is at work",
+        ),
         (LastEvent("response", NOW_MS + 5), "between two steps for 0 ms"),
         (None, None),
     ],

@@ -35,13 +35,17 @@ def test_the_page_shows_tests() -> None:
 async def test_a_run_that_is_left_is_named_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/testing.md: what is checked at the end says what it found."""
     monkeypatch.setattr(kit, "SETTLE_SECONDS", 0.05)
-    left = ""
-    with pytest.raises(AssertionError) as caught:
+    left: list[str] = []
+
+    async def leave_a_run() -> None:
         async with fake_app(ScriptedModel(), worker=False) as test:
             arguments = {"description": "d", "prompt": "p", "run_in_background": True}
             result: Any = (await test.session.call("subagent", arguments)).value
-            left = f"{{{test.app.settings.namespace}}}:session:{result['jobId']} is queued"
-    assert left in str(caught.value)
+            left.append(f"{{{test.app.settings.namespace}}}:session:{result['jobId']} is queued")
+
+    with pytest.raises(AssertionError) as caught:
+        await leave_a_run()
+    assert left[0] in str(caught.value)
     assert "check_leaks=False" in str(caught.value)
 
 
