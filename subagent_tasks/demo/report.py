@@ -32,12 +32,11 @@ PROMPT_RETURN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Everything the verdicts go by. `drivers` is run id -> id of the process that was seen driving it."""
+    """Everything the verdicts go by."""
 
     files: int
     story: Story
     runs: Sequence[RunRecord]
-    drivers: Mapping[str, str]
     celery_states: Mapping[str, str]
     findings: Sequence[Finding]
     worker_pid: int
@@ -58,7 +57,7 @@ def judge(seen: Seen) -> list[Verdict]:
     story = seen.story
     answered = [one for one in story.summaries if not one.result.is_error and one.result.text.strip()]
     overlap = most_at_once([run for run in seen.runs if run.mode == "foreground"])
-    elsewhere = [run for run in seen.runs if not is_process(seen.drivers.get(run.id, ""), "worker", seen.worker_pid)]
+    elsewhere = [run for run in seen.runs if not is_process(run.driver, "worker", seen.worker_pid)]
     first, second = (*story.job_ids, "", "")[:2]
     tellers = [notice.sender_id for notice in story.notices]
     unsettled = [run.id for run in seen.runs if not run.is_settled]
@@ -118,7 +117,7 @@ def is_process(process_id: str, role: str, pid: int) -> bool:
     return process_id.startswith(f"{role}-{pid}-")
 
 
-def process_of(process_id: str | None) -> str:
+def process_of(process_id: str) -> str:
     """`worker 4711` of `worker-4711-0a1b…`."""
     return " ".join(process_id.split("-")[:2]) if process_id else "?"
 
@@ -154,7 +153,7 @@ def timeline(console: Console, seen: Seen) -> None:
         started, finished = run.started_at or run.created_at, run.finished_at or end
         table.add_row(
             escape(brief(run.spec.label, MAX_LABEL_CHARACTERS)),
-            process_of(seen.drivers.get(run.id)),
+            process_of(run.driver),
             run.outcome.status if run.outcome else run.state,
             f"{(started - run.created_at) / 1000:.2f} s",
             f"{(finished - started) / 1000:.1f} s",

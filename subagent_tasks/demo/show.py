@@ -35,7 +35,6 @@ from subagent_tasks.protocol.records import RunRecord
 NAMESPACE = "demo"
 SESSION = "demo-parent"
 APP = "subagent_tasks.demo.agents:app"
-WATCH_SECONDS = 0.05
 START_POLL_SECONDS = 0.05
 
 
@@ -45,7 +44,6 @@ class Played:
 
     story: Story
     runs: Sequence[RunRecord]
-    drivers: dict[str, str]
     celery_states: dict[str, str]
     findings: Sequence[Finding]
 
@@ -94,7 +92,6 @@ def run_demo(*, path: Path | None, model: str | None, max_files: int, console: C
         files=len(files),
         story=played.story,
         runs=played.runs,
-        drivers=played.drivers,
         celery_states=played.celery_states,
         findings=played.findings,
         worker_pid=worker.pid,
@@ -122,8 +119,6 @@ async def _play(app: SubagentApp, files: Sequence[SourceFile], *, worker: proces
     async with app.host() as host:
         session = await host.open_session(SESSION)
         await _until_ready(host, worker)
-        drivers: dict[str, str] = {}
-        watching = asyncio.create_task(_watch(host, drivers))
         # It asks the workers and waits for all to answer: beside the work, not before it.
         examining = asyncio.create_task(examine(app.settings, app))
         parent = Parent(
@@ -139,7 +134,6 @@ async def _play(app: SubagentApp, files: Sequence[SourceFile], *, worker: proces
             return Played(
                 story=parent.story,
                 runs=await _records(app, host, parent.story),
-                drivers=drivers,
                 celery_states=await asyncio.to_thread(_celery_states, app, parent.story.job_ids),
                 findings=await examining,
             )
@@ -147,9 +141,8 @@ async def _play(app: SubagentApp, files: Sequence[SourceFile], *, worker: proces
             worker.raise_if_ended()
             raise OperatorError(f"{error}. The worker's log ends:\n{worker.log_tail()}") from error
         finally:
-            for task in (watching, examining):
-                task.cancel()
-            await asyncio.gather(watching, examining, return_exceptions=True)
+            examining.cancel()
+            await asyncio.gather(examining, return_exceptions=True)
 
 
 async def _until_ready(host: Host, worker: processes.Child) -> None:
@@ -162,15 +155,6 @@ async def _until_ready(host: Host, worker: processes.Child) -> None:
                 await asyncio.sleep(START_POLL_SECONDS)
     except TimeoutError as error:
         raise OperatorError(f"the worker did not come up. Its log ends:\n{worker.log_tail()}") from error
-
-
-async def _watch(host: Host, drivers: dict[str, str]) -> None:
-    """Note which process drives which run, as Redis has it: a settled record no longer says."""
-    while True:
-        for process_id in await host.process.processes.alive():
-            for run_id in await host.process.processes.driven_by(process_id):
-                drivers[run_id] = process_id
-        await asyncio.sleep(WATCH_SECONDS)
 
 
 async def _state_of(host: Host, run_id: str) -> State | None:

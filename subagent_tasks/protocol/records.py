@@ -40,7 +40,10 @@ class RunSpec(Wire):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run's record. Times are Redis milliseconds; `attempt` counts workers lost since the last progress."""
+    """A run's record. Times are Redis milliseconds; `attempt` counts workers lost since the last progress.
+
+    `worker` is the process that drives it now, `driver` the one that did so last: it stays when the run has settled.
+    """
 
     id: str
     owner: str
@@ -54,6 +57,7 @@ class RunRecord:
     spec: RunSpec
     created_at: int
     worker: str = ""
+    driver: str = ""
     started_at: int | None = None
     claimed_at: int | None = None
     finished_at: int | None = None
@@ -123,6 +127,7 @@ def read_record(fields: Mapping[str, str]) -> RunRecord:
         spec=RunSpec.model_validate_json(fields["spec"]),
         created_at=int(fields["created_at"]),
         worker=fields.get("worker", ""),
+        driver=fields.get("driver", ""),
         started_at=_int(fields.get("started_at")),
         claimed_at=_int(fields.get("claimed_at")),
         finished_at=_int(fields.get("finished_at")),

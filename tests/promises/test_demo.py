@@ -53,13 +53,13 @@ async def played(told: list[object]) -> Seen:
         await summarising
         await parent.background(FILES)
         story = parent.story
-        runs = await records(kit, story)
+        # The kit's worker is this process; its id says which one, as a worker's of its own would.
+        runs = [replace(run, driver=f"worker-{PID}-0a1b") for run in await records(kit, story)]
         celery: Any = kit.app.celery
         return Seen(
             files=len(FILES),
             story=story,
             runs=runs,
-            drivers={run.id: f"worker-{PID}-0a1b" for run in runs},
             celery_states={job_id: str(celery.AsyncResult(job_id).state) for job_id in story.job_ids},
             findings=[Finding("server", "ok", "answers")],
             worker_pid=PID,
@@ -107,10 +107,10 @@ async def test_what_went_wrong_is_named() -> None:
     seen = await played([])
     story = seen.story
     first, second = story.job_ids
-    elsewhere = {**seen.drivers, first: "host-1-0a1b"}
+    elsewhere = [replace(run, driver="host-1-0a1b" if run.id == first else run.driver) for run in seen.runs]
     wrong = {
         "every file was answered by its own child": replace(seen, files=6),
-        "every child ran in the worker's process, none in the parent's": replace(seen, drivers=elsewhere),
+        "every child ran in the worker's process, none in the parent's": replace(seen, runs=elsewhere),
         "plain Celery agrees: AsyncResult says SUCCESS and REVOKED": replace(
             seen, celery_states={first: "SUCCESS", second: "STARTED"}
         ),

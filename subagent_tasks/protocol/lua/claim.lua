@@ -48,7 +48,7 @@ end
 
 local token = run.token + 1
 redis.call('HSET', K.record, 'state', 'driven', 'worker', A.worker, 'claim_id', A.claim_id, 'token', token,
-  'claimed_at', now)
+  'claimed_at', now, 'driver', A.worker)
 if not run.started_at then redis.call('HSET', K.record, 'started_at', now) end
 redis.call('SADD', K.driven, A.id)
 -- STARTED keeps a stray plain `revoke` from storing REVOKED over a run that goes on.
