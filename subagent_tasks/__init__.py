@@ -33,7 +33,8 @@ from subagent_tasks.tools.config import DelegationToolConfig, JobToolsConfig
 
 if TYPE_CHECKING:
     from subagent_tasks.app import SubagentApp
-    from subagent_tasks.host import Host, Session, SyncHost, SyncSession
+    from subagent_tasks.host import Host, Session
+    from subagent_tasks.sync_host import SyncHost, SyncSession
 
 __all__ = [
     "AgentOptions",
@@ -70,8 +71,8 @@ _LOADED_WHEN_USED = {
     "Host": "subagent_tasks.host",
     "Session": "subagent_tasks.host",
     "SubagentApp": "subagent_tasks.app",
-    "SyncHost": "subagent_tasks.host",
-    "SyncSession": "subagent_tasks.host",
+    "SyncHost": "subagent_tasks.sync_host",
+    "SyncSession": "subagent_tasks.sync_host",
 }
 
 

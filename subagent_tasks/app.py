@@ -12,9 +12,10 @@ from pydantic.alias_generators import to_snake
 from broker_config import BrokerSettings, load_settings
 from subagent_tasks.errors import ConfigurationError, DuplicateProvider, NoProvider
 from subagent_tasks.events import Listener, Listeners
-from subagent_tasks.host import Host, SyncHost
+from subagent_tasks.host import Host
 from subagent_tasks.protocol.interfaces import Provider
 from subagent_tasks.queue.app import Celery, make_celery, make_publisher
+from subagent_tasks.sync_host import SyncHost
 from subagent_tasks.toolbox import Toolbox, ToolLike
 from subagent_tasks.tools.calls import Tool
 from subagent_tasks.tools.config import (

