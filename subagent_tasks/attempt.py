@@ -80,6 +80,10 @@ class Attempt:
                 error=f'no subagent provider registered for "{self._record.spec.provider}" on this worker: '
                 "declare it in the app the worker runs",
             )
+        limit = self._record.spec.request.max_depth
+        if limit is not None and self._record.depth > limit:
+            # Admission counted it; a record that says otherwise was not written by admission (P9).
+            return outcome_of(None, error=f"subagent depth {self._record.depth} exceeds maxDepth {limit}")
         request = await self._request()
         if request is None:
             return outcome_of(None, error="the run's prompt is missing from its inbox: it was removed from outside")

@@ -124,7 +124,7 @@ class Stage:
             provider=self.provider.name,
             queue=self.queue,
             label="a task",
-            request=ChildRequest(label="a task", prompt=prompt),
+            request=ChildRequest(label="a task", prompt=prompt, max_depth=1),
             may_resume=self.provider.resumable,
             run_limit_seconds=run_limit_seconds,
         )

@@ -66,6 +66,17 @@ async def test_what_would_end_the_worker_ends_only_its_child(fake_server_url: st
     assert (outcome.status, fatal.__name__ in (outcome.error or ""), made.disposed) == ("failed", True, 1)
 
 
+async def test_a_run_that_is_too_deep_is_refused_by_the_worker_too(fake_server_url: str) -> None:
+    """P9, field fault 26: whatever wrote the record, the worker counts again before anything starts."""
+    provider = gives(MadeRun(a_string))
+    async with driving(fake_server_url, provider) as stage:
+        await stage.accept(RUN)
+        await cast("Any", stage.client.hset(stage.keys.session(RUN), "depth", "2"))
+        await activate(stage)
+        outcome = await stage.outcome(RUN)
+    assert (outcome.status, outcome.error, provider.starts) == ("failed", "subagent depth 2 exceeds maxDepth 1", 0)
+
+
 async def test_our_own_trouble_with_redis_is_no_child_s_outcome(fake_server_url: str) -> None:
     """P1: the run is left to go on from its transcript, whichever step met the outage."""
 
