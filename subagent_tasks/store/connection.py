@@ -20,9 +20,10 @@ from subagent_tasks.protocol.scripts import Script
 
 T = TypeVar("T")
 
+MAY_NOT = "its ACL does not allow this user what broker_config/users.acl lists"
 REFUSALS = {"OOM": "it is out of memory", "READONLY": "it is a replica", "MISCONF": "it cannot save to its disk",
-            "NOREPLICAS": "it has too few replicas"}  # fmt: skip
-"""What a server that answers, and takes no writes, begins its answer with."""
+            "NOREPLICAS": "it has too few replicas", "ACL": MAY_NOT}  # fmt: skip
+"""What a server that answers, and refuses what is asked, begins its answer with. `ACL` is a script's own answer."""
 
 UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
@@ -80,9 +81,7 @@ class Moves:
         except redis.exceptions.ResponseError as error:
             if (why := _refusal(error)) is None:
                 raise
-            raise BrokerUnavailable(
-                f"Redis at {self._where} takes no writes: {why}; mend that, nothing was changed"
-            ) from error
+            raise BrokerUnavailable(f"Redis at {self._where} refuses: {why}; mend that, nothing was changed") from error
 
     async def _command(self, *words: str | int) -> Any:
         return await self.read(cast("Awaitable[Any]", self.client.execute_command(*words)))
@@ -95,7 +94,9 @@ class Moves:
 
 
 def _refusal(error: redis.exceptions.ResponseError) -> str | None:
-    """Why the server takes no writes, or None when the error says something else."""
+    """Why the server refuses, or None when the error says something else."""
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return MAY_NOT
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return REFUSALS["OOM"]
     if isinstance(error, redis.exceptions.ReadOnlyError):

@@ -447,6 +447,23 @@ async def test_a_server_that_is_full_is_a_tool_result(own_server: EmbeddedServer
     assert "memory" in result.text
 
 
+async def test_a_user_that_may_not_is_told_so(own_server: EmbeddedServer) -> None:
+    """P13: an ACL too narrow is the operator's to mend, and a tool result all the same (decision 6)."""
+    with redis.Redis.from_url(own_server.url) as client:
+        client.execute_command("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all")
+        url = own_server.url.replace("redis://", "redis://narrow:secret@")
+        async with fake_app(hello(), url=url, worker=False, check_leaks=False) as kit:
+            client.execute_command("ACL", "SETUSER", "narrow", "-zadd")
+            result = await kit.session.call("subagent", JOB)
+            client.execute_command("ACL", "SETUSER", "narrow", "+zadd", "-evalsha")
+            other = await kit.session.call("subagent", JOB)
+            client.execute_command("ACL", "SETUSER", "narrow", "+@all")
+    for refused in (result, other):
+        assert refused.code == "BROKER_UNAVAILABLE", refused
+        assert "its ACL does not allow this user" in refused.text
+        assert "secret" not in refused.text
+
+
 async def test_a_listing_reads_no_outputs(fake_server_url: str) -> None:
     """P8: a hundred jobs with large outputs would else be a listing that never arrives in time."""
     async with fake_app(hello(), url=fake_server_url) as kit:
