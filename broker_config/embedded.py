@@ -53,7 +53,6 @@ class EmbeddedServer:
     ) -> None:
         self._binary = find_binary() if binary is None else binary
         self._unix_socket = unix_socket
-        self._fixed_port = port
         self._options = dict(options or {})
         self._ready_timeout_seconds = ready_timeout_seconds
         self._port = port or 0

@@ -133,7 +133,8 @@ class BrokerSettings(BaseSettings):
     )
     max_inline_bytes: Count = Field(
         default=64 * _KIB,
-        description="Bytes over which a payload gets a key of its own instead of a field of a record.",
+        description="Bytes of an outcome over which hosts read it from its record instead of hearing it with its "
+        "announcement.",
     )
     max_pending_notices: Count = Field(
         default=10_000,
@@ -242,7 +243,7 @@ class BrokerSettings(BaseSettings):
                 "the request would always end first",
             ),
             ("model_request_timeout_seconds", "run_limit_seconds", False, "the run would always end first"),
-            ("max_inline_bytes", "max_prompt_bytes", False, "no prompt would ever get a key of its own"),
+            ("max_inline_bytes", "max_prompt_bytes", False, "an announcement is to stay small"),
         ]
         for low, high, strictly, else_what in below:
             small, large = cast("float", getattr(self, low)), cast("float", getattr(self, high))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from subagent_tasks.protocol.models import JobSnapshot, Outcome
+from subagent_tasks.protocol.models import JobSnapshot, Outcome, text_block
 from subagent_tasks.protocol.outcomes import canonical_value, completion_summary, completion_text, failure_message
 from subagent_tasks.protocol.records import RunRecord, celery_failure, celery_result, celery_revoked
 
@@ -85,7 +85,7 @@ def _notice(run: RunRecord, outcome: Outcome) -> str:
         "sessionId": run.owner,
         "senderId": run.id,
         "text": text,
-        "blocks": [{"type": "text", "text": text}],
+        "blocks": [text_block(text)],
         "summary": completion_summary(job),
         "source": "job-completed",
     }

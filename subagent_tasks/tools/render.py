@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from subagent_tasks.errors import ChildFailed, SubagentError, Unauthorized, UnknownJob
-from subagent_tasks.protocol.models import Block, JobSnapshot, Outcome, ToolResult, text_block
+from subagent_tasks.protocol.models import JobSnapshot, Outcome, ToolResult
 from subagent_tasks.protocol.outcomes import canonical_value, completion_text, failure_message, one_line, status_line
 
 OUTPUT_MARKER = "\n[output truncated]"
@@ -98,10 +98,6 @@ def unknown_job(job_id: str, *, really: Literal["subagent", "foreground"] | None
 
 def foreign_job(job_id: str) -> Unauthorized:
     return Unauthorized(f"job {job_id} belongs to another session")
-
-
-def completion_blocks(job: JobSnapshot) -> tuple[Block, ...]:
-    return (text_block(completion_text(job)),)
 
 
 def bounded_result(text: str, limit_bytes: int) -> str:

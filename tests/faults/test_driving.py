@@ -124,19 +124,24 @@ async def fail_to_settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         await activate(stage)
 
 
+async def lose_and_let_go(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is driven, its end cannot be written, and two beats later the worker lets it go; then it comes again."""
+    await stage.accept(RUN)
+    await fail_to_settle(stage, monkeypatch)
+    await stage.beat()
+    await stage.beat()
+    await wait_until(lambda: _not_driven(stage), description="it is let go")
+    await stage.beat()
+    await activate(stage)
+
+
 async def test_what_may_not_resume_is_not_started_again_by_the_worker_that_lost_it(
     fake_server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P7: a drive that nobody here remembers is handed back, but not one that must not run twice."""
     provider = gives(MadeRun(lambda: _later(done())), resumable=False)
     async with driving(fake_server_url, provider, lease_seconds=0.1, redis_timeout_seconds=2) as stage:
-        await stage.accept(RUN)
-        await fail_to_settle(stage, monkeypatch)
-        await stage.beat()
-        await stage.beat()
-        await wait_until(lambda: _not_driven(stage), description="it is let go")
-        await stage.beat()
-        await activate(stage)
+        await lose_and_let_go(stage, monkeypatch)
         assert provider.starts == 1
         assert (await stage.outcome(RUN)).status == "failed"
 
@@ -147,13 +152,7 @@ async def test_what_may_resume_is_handed_back_by_the_worker_that_lost_it(
     """Protocol §4: a beat hands back ids unknown for two beats running."""
     provider = gives(MadeRun(lambda: _later(done())))
     async with driving(fake_server_url, provider, lease_seconds=0.1, redis_timeout_seconds=2) as stage:
-        await stage.accept(RUN)
-        await fail_to_settle(stage, monkeypatch)
-        await stage.beat()
-        await stage.beat()
-        await wait_until(lambda: _not_driven(stage), description="it is let go")
-        await stage.beat()
-        await activate(stage)
+        await lose_and_let_go(stage, monkeypatch)
         assert (await stage.outcome(RUN)).status == "completed"
 
 

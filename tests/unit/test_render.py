@@ -404,7 +404,6 @@ def test_a_completion_notice_names_the_job_and_how_to_read_it() -> None:
     """behaviour §3.7"""
     text = "background job subagent-1 (subagent: greet) finished [status: completed]. Read its output with job_output."
     assert outcomes.completion_text(job()) == text
-    assert render.completion_blocks(job()) == (text_block(text),)
 
 
 def test_a_failed_completion_notice_carries_the_detail() -> None:
