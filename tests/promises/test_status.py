@@ -328,6 +328,8 @@ def in_terminal(stage: Stage, *words: str) -> Generator[tuple[subprocess.Popen[b
         stdin=slave,
         stdout=slave,
         stderr=slave,
+        # A shell starts what it puts in the background with Ctrl-C ignored, and that is inherited: a terminal's is not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(slave)
     try:
