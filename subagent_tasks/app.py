@@ -59,8 +59,8 @@ class SubagentApp:
         self._toolbox.add(tool, taken=frozenset(self._own_names()))
 
     def add_provider(self, provider: Provider) -> None:
-        """A way to run children. A delegation tool declared for it before is checked now; if it does not fit, neither
-        stays."""
+        """A way to run children. Delegation tools declared for it before are checked now; if one does not fit, the
+        provider is refused, and they go on waiting."""
         if not isinstance(provider, Provider):  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped callers
             raise ConfigurationError(f"add_provider expects a Provider, got {type(provider).__name__}")
         if not getattr(provider, "name", ""):
@@ -120,7 +120,11 @@ class SubagentApp:
         self._job_tools = config
 
     def on_event(self, listener: Listener) -> None:
-        """Call `listener` with `RunStarted` and `RunEnded` in the worker that drives the run."""
+        """Call `listener` with `RunStarted` and `RunEnded` in the worker that drives the run.
+
+        It is called on the worker's event loop, so it must not block. What an async one returns is awaited beside the
+        run, which does not wait for it.
+        """
         self._listeners.add(listener)
 
     def tools(self) -> dict[str, Tool]:
@@ -155,7 +159,11 @@ class SubagentApp:
         self._check_providers()
         if self._celery is None:
             self._driver = WorkerDriver(
-                self.settings, providers=self._providers, tools=self._toolbox, listener=self._listeners
+                self.settings,
+                providers=self._providers,
+                tools=self._toolbox,
+                own_tools=self.tools,
+                listener=self._listeners,
             )
             self._celery = make_celery(
                 self.settings,

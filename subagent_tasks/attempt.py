@@ -134,7 +134,7 @@ class Attempt:
             # Our own trouble with Redis is no child's outcome: the run goes on from its transcript.
             self._drive.stop("stale")
         match self._drive.stopped:
-            case "stale" | "release" as reason:
+            case "stale" | "release" | "suspend" as reason:
                 raise DriveStopped(reason)
             case "limit":
                 return outcome_of(self._limited(None))
@@ -157,7 +157,7 @@ class Attempt:
             raise
         dispose_error = await _dispose(run)
         match self._drive.stopped:
-            case "stale" | "release" as reason if cut_short or result is None:
+            case "stale" | "release" | "suspend" as reason if cut_short or result is None:
                 raise DriveStopped(reason)
             case "limit" if cut_short:
                 return outcome_of(self._limited(result), dispose_error=dispose_error)

@@ -12,12 +12,11 @@ from typing import Literal
 
 from broker_config import BrokerSettings
 from subagent_tasks.drive import persist
-from subagent_tasks.errors import BrokerUnavailable, CallerError, Conflict, LimitReached
-from subagent_tasks.protocol.endings import EndingWriter
+from subagent_tasks.errors import BrokerUnavailable, CallerError, Conflict, DriveStopped, LimitReached
 from subagent_tasks.protocol.models import InboxEntry, JobSnapshot, Mode
-from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, outcome_of
-from subagent_tasks.protocol.ports import Ids, Publisher
+from subagent_tasks.protocol.ports import Publisher
 from subagent_tasks.protocol.records import RunRecord, RunSpec
+from subagent_tasks.settling import Settler
 from subagent_tasks.store.runs import KillWord, RunStore
 
 CLOSE_SECONDS = 1.0
@@ -27,19 +26,22 @@ CLOSE_SECONDS = 1.0
 class Delegation:
     """The use cases of one-shot runs, for hosts and command lines alike."""
 
-    def __init__(self, *, runs: RunStore, publisher: Publisher, settings: BrokerSettings, ids: Ids) -> None:
+    def __init__(
+        self, *, runs: RunStore, settler: Settler, publisher: Publisher, settings: BrokerSettings, process_id: str
+    ) -> None:
         self._runs = runs
+        self._settler = settler
         self._publisher = publisher
         self._settings = settings
-        self._ids = ids
-        self._endings = EndingWriter(ids.now_iso, settings.max_inline_bytes)
+        self._process_id = process_id
         self._withdrawals: set[asyncio.Task[None]] = set()
 
-    async def start(self, run_id: str, *, owner: str, mode: Mode, spec: RunSpec) -> bool:
+    async def start(self, run_id: str, *, owner: str, mode: Mode, spec: RunSpec, token: int | None = None) -> bool:
         """Accept a run; durable once this returns (P1). Returns whether it was accepted before and has moved on.
 
-        Raises `LimitReached` at a cap, `Conflict` when the id names another request, `CallerError` when the owner's
-        session does not exist.
+        `token` is the owner's fencing token when the owner is a child. Raises `LimitReached` at a cap, `Conflict` when
+        the id names another request, `CallerError` when the owner's session does not exist, `DriveStopped` when the
+        owner is a child that may start nothing any more.
         """
         admission = await self._runs.admit(
             run_id,
@@ -49,6 +51,8 @@ class Delegation:
             entry=InboxEntry(message_id=run_id, text=spec.request.prompt),
             message=self._publisher.message(run_id, queue=spec.queue, task_id=run_id),
             max_active_jobs=self._settings.max_active_jobs,
+            caller=self._process_id,
+            token=token,
         )
         match admission.word:
             case "accepted":
@@ -66,33 +70,16 @@ class Delegation:
                     f"session {owner!r} is unknown or has expired: open it with host.open_session({owner!r}) first",
                     code="UNKNOWN_SESSION",
                 )
+            case "stop":
+                raise DriveStopped("kill")
+            case "stale":
+                raise DriveStopped("stale")
             case "refused":
                 raise LimitReached(_refusal(admission.cap, admission.details))
 
     async def kill(self, run_id: str, *, authority: str, reason: str | None, by_owner_model: bool = False) -> KillWord:
-        """Ask a run to end: settled at once if nobody drives it, else its driver is rung.
-
-        `authority` is the session that must own the run; empty for an operator. `by_owner_model` says that the owner's
-        model asked, so it needs no notice of the killing.
-        """
-        record = await self._runs.get(run_id)
-        if record is None:
-            return "unknown"
-        if authority and record.owner != authority:
-            return "unauthorized"
-        why = reason or DEFAULT_KILL_REASON
-        kill_id = self._ids.new()
-        ending = self._endings.write(record, outcome_of(None, kill_reason=why), settle_id=f"kill:{kill_id}")
-        return await self._runs.kill(
-            run_id,
-            kill_id=kill_id,
-            owner=record.owner,
-            queue=record.spec.queue,
-            reason=why,
-            authority=authority,
-            told="kill" if by_owner_model else "",
-            ending=ending,
-        )
+        """Ask a run to end, and all below it; as `Settler.kill`."""
+        return await self._settler.kill(run_id, authority=authority, reason=reason, by_owner_model=by_owner_model)
 
     def withdraw(
         self,
@@ -141,8 +128,10 @@ class Delegation:
     async def collect(self, run_id: str, *, owner: str) -> RunRecord | Literal["unauthorized", "unknown"]:
         """Read a job for its owner; reading a settled one is its report, so no notice follows."""
         # Read first: what this process cannot read must be neither marked as reported nor its notice withdrawn.
-        await self._runs.get(run_id)
-        return await self._runs.collect(run_id, owner=owner)
+        record = await self._runs.get(run_id)
+        if record is None:
+            return "unknown"
+        return await self._runs.collect(run_id, owner=owner, is_child=record.is_owned_by_child)
 
     async def jobs(self, owner: str) -> list[JobSnapshot]:
         """The owner's jobs, in the order they were registered."""

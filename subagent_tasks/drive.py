@@ -8,35 +8,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
 from broker_config import BrokerSettings
 from subagent_tasks.errors import BrokerUnavailable, DriveStopped
 from subagent_tasks.protocol.interfaces import ChildTools, NewEvent
-from subagent_tasks.protocol.models import InboxEntry, TranscriptEvent
+from subagent_tasks.protocol.models import InboxEntry, Outcome, TranscriptEvent
 from subagent_tasks.protocol.records import RunRecord
 from subagent_tasks.store.runs import Lease, RunStore
 
 T = TypeVar("T")
 
-StopReason = Literal["kill", "stale", "release", "limit"]
+StopReason = Literal["kill", "stale", "release", "limit", "suspend"]
 
 
 class LeasedDrive:
     """What the executor lends to a provider."""
 
-    def __init__(
-        self, record: RunRecord, lease: Lease, *, runs: RunStore, tools: ChildTools, settings: BrokerSettings
-    ) -> None:
+    def __init__(self, record: RunRecord, lease: Lease, *, runs: RunStore, settings: BrokerSettings) -> None:
         self.session_id = record.id
         self.depth = record.depth
         self.attempt = record.attempt + 1
-        self.tools = tools
+        self.tools: ChildTools  # made for this drive, and set before its provider sees it
         self.model_request_timeout_seconds = float(settings.model_request_timeout_seconds)
         self.first_event_timeout_seconds = float(settings.first_event_timeout_seconds)
         self.stopped: StopReason | None = None
         self.stop_requested = asyncio.Event()
+        # When the newest model message was written down, as Redis time: the waits its calls ask for count from there.
+        self.last_response_at_ms = 0
+        self.queue = record.spec.queue
+        self.token = lease.token
+        self._limit_at_ms = record.limit_at_ms
+        # Redis time goes on from the claim at the pace of this process's clock.
+        self._claimed_at_ms = record.claimed_at or record.created_at
+        self._claimed_at = time.monotonic()
         self._lease = lease
         self._runs = runs
         self._seq = record.seq
@@ -44,7 +51,7 @@ class LeasedDrive:
         # A provider may run tools side by side; the transcript is written by one at a time.
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
-        self._open_calls = 0
+        self._open_calls: set[str] = set()
         self._no_open_call = asyncio.Event()
         self._no_open_call.set()
 
@@ -52,6 +59,16 @@ class LeasedDrive:
     def has_begun(self) -> bool:
         """Whether the run's prompt was taken, so that a child may have been started, now or in an earlier attempt."""
         return self._seq > 0
+
+    @property
+    def has_open_calls(self) -> bool:
+        """Whether a tool call was announced and has no result yet."""
+        return bool(self._open_calls)
+
+    @property
+    def now_ms(self) -> int:
+        """Redis time, as far as it is known here."""
+        return self._claimed_at_ms + int((time.monotonic() - self._claimed_at) * 1000)
 
     def stop(self, reason: StopReason) -> None:
         """Let no further effect start. The first reason stands; later ones change nothing."""
@@ -61,7 +78,15 @@ class LeasedDrive:
 
     async def transcript(self) -> Sequence[TranscriptEvent]:
         """All events so far, in order."""
-        return await self._persist(lambda: self._runs.transcript(self.session_id))
+        events = await self._persist(lambda: self._runs.transcript(self.session_id))
+        self.last_response_at_ms = next(
+            (event.at_ms for event in reversed(events) if event.kind == "response"), self.last_response_at_ms
+        )
+        return events
+
+    async def outcomes(self, run_ids: Sequence[str]) -> list[Outcome | None]:
+        """The outcomes of other runs; None where there is none yet, or none that can be read."""
+        return await self._persist(lambda: self._runs.outcomes(run_ids))
 
     async def take_input(self) -> Sequence[InboxEntry]:
         """What a later step may take: the waiting `next-step` entries."""
@@ -83,38 +108,74 @@ class LeasedDrive:
 
     async def announce(self, call: NewEvent | None = None) -> None:
         """Right before an effect: may it start? A tool call is written down first."""
-        self._check()
         await self._append("announce", () if call is None else (call,))
-        if call is not None:
-            self._open_calls += 1
-            self._no_open_call.clear()
 
     async def record(self, *events: NewEvent) -> None:
         """Write down what happened; also what ends after the drive was stopped, while the lease is still ours."""
         if self.stopped == "stale":
             raise DriveStopped("stale")
         await self._append("record", events)
-        self._open_calls -= sum(event.kind == "tool_result" for event in events)
-        if self._open_calls <= 0:
-            self._no_open_call.set()
+        if any(event.kind == "response" for event in events):
+            self.last_response_at_ms = self.now_ms
 
-    async def calls_ended(self, *, timeout_seconds: float) -> None:
+    async def calls_ended(self, *, timeout_seconds: float | None = None) -> None:
         """Wait until every announced tool call has its result, at most that long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._no_open_call.wait()
 
+    async def suspend(self, awaited: Sequence[str], *, wake_at: int, alarm_ms: int | None) -> None:
+        """Let go of the run until no more than `wake_at` of the awaited runs are unsettled (protocol §3).
+
+        `alarm_ms` is when it goes on at the latest, as Redis time; None for its run limit. Raises `DriveStopped` once
+        the run is suspended. Returns when it is not: a tool call runs still, or so many have settled meanwhile.
+        """
+        alarm_ms = self._limit_at_ms if alarm_ms is None else min(alarm_ms, self._limit_at_ms)
+
+        async def move() -> None:
+            async with self._writing:
+                self._check()
+                if self._open_calls:
+                    return
+                answer = await self._persist(
+                    lambda: self._runs.suspend(
+                        self._lease, seq=self._seq, awaited=awaited, wake_at=wake_at, alarm_ms=alarm_ms
+                    )
+                )
+                if answer == "suspended":
+                    self.stop("suspend")
+                    raise DriveStopped("suspend")
+                if answer != "go_on":
+                    raise self._refused(answer)
+
+        await self._whole(move())
+
     async def _append(self, purpose: Literal["announce", "record"], events: Sequence[NewEvent]) -> None:
         async def write() -> None:
             async with self._writing:
+                if purpose == "announce":
+                    self._check()
                 answer = await self._persist(
                     lambda: self._runs.append(self._lease, seq=self._seq, purpose=purpose, events=events)
                 )
                 if isinstance(answer, str):
                     raise self._refused(answer)
                 self._seq = answer
+                self._count_calls(events)
 
         await self._whole(write())
+
+    def _count_calls(self, events: Sequence[NewEvent]) -> None:
+        # While the write is still exclusive: a suspension behind it must see the call that it let start.
+        for event in events:
+            if event.kind == "tool_call":
+                self._open_calls.add(str(event.data.get("tool_call_id")))
+            elif event.kind == "tool_result":
+                self._open_calls.discard(str(event.data.get("tool_call_id")))
+        if self._open_calls:
+            self._no_open_call.clear()
+        else:
+            self._no_open_call.set()
 
     async def _whole(self, write: Coroutine[Any, Any, T]) -> T:
         # A provider may be cancelled inside a write. Its answer must still count: with the wrong length the next event

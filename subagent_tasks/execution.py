@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from broker_config import BrokerSettings
@@ -16,16 +17,20 @@ from subagent_tasks.attempt import Attempt
 from subagent_tasks.drive import LeasedDrive, persist
 from subagent_tasks.errors import BrokerUnavailable, DriveStopped, SubagentError
 from subagent_tasks.logs import event_logger
-from subagent_tasks.protocol.endings import EndingWriter
 from subagent_tasks.protocol.interfaces import ChildTools, Provider
 from subagent_tasks.protocol.leases import WORKER_LOST, after_worker_loss, beat_interval_seconds
 from subagent_tasks.protocol.models import Outcome
 from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, limited, outcome_of
 from subagent_tasks.protocol.ports import Ids, Publisher, RunListener
 from subagent_tasks.protocol.records import RunRecord
+from subagent_tasks.settling import Settler
 from subagent_tasks.store.runs import Lease, RunStore
 
 logger = event_logger(__name__)
+
+
+ToolsOf = Callable[[LeasedDrive], AbstractAsyncContextManager[ChildTools]]
+"""Makes the tools of the child that is driven, for as long as it is."""
 
 
 class Executor:
@@ -36,7 +41,8 @@ class Executor:
         *,
         runs: RunStore,
         providers: Mapping[str, Provider],
-        tools: ChildTools,
+        tools_of: ToolsOf,
+        settler: Settler,
         publisher: Publisher,
         settings: BrokerSettings,
         process_id: str,
@@ -45,15 +51,17 @@ class Executor:
     ) -> None:
         self._runs = runs
         self._providers = providers
-        self._tools = tools
+        self._tools_of = tools_of
+        self._settler = settler
         self._publisher = publisher
         self._settings = settings
         self._process_id = process_id
         self._ids = ids
-        self._endings = EndingWriter(ids.now_iso, settings.max_inline_bytes)
         self._listener = listener
         # run id -> its drive; None while the claim is under way.
         self._drives: dict[str, LeasedDrive | None] = {}
+        # run id -> set once its drive here, which was stopped already, is gone
+        self._gone: dict[str, asyncio.Event] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._releasing = False
@@ -63,6 +71,9 @@ class Executor:
 
     async def activate(self, run_id: str, queue: str) -> None:
         """Handle one Celery message: drive the run if it is there to be driven, else do nothing. Never raises."""
+        # A run that was suspended, or lost and found, may be back before its last drive here has cleaned up.
+        while self._is_leaving(run_id):
+            await self._gone.setdefault(run_id, asyncio.Event()).wait()
         if run_id in self._drives or self._releasing:
             # Not ours to start: a double message, or this worker is leaving and the sweeper sends the message again.
             return
@@ -88,6 +99,8 @@ class Executor:
             self._missed_beats.pop(run_id, None)
             if not self._drives:
                 self._idle.set()
+            if gone := self._gone.pop(run_id, None):
+                gone.set()
 
     def ring(self, run_id: str) -> None:
         """A kill was requested for a run that this process may drive."""
@@ -127,6 +140,10 @@ class Executor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
+
+    def _is_leaving(self, run_id: str) -> bool:
+        drive = self._drives.get(run_id)
+        return drive is not None and drive.stopped is not None
 
     @property
     def _patience_seconds(self) -> float:
@@ -170,10 +187,15 @@ class Executor:
             case _:
                 pass
 
-        drive = LeasedDrive(record, lease, runs=self._runs, tools=self._tools, settings=self._settings)
+        drive = LeasedDrive(record, lease, runs=self._runs, settings=self._settings)
         self._drives[record.id] = drive
         if self._releasing:
             drive.stop("release")
+        async with self._tools_of(drive) as tools:
+            drive.tools = tools
+            await self._attempt(record, lease, drive, attempt_id=attempt_id)
+
+    async def _attempt(self, record: RunRecord, lease: Lease, drive: LeasedDrive, *, attempt_id: str) -> None:
         attempt = Attempt(
             record,
             drive,
@@ -182,12 +204,14 @@ class Executor:
             patience_seconds=self._patience_seconds,
             spawn=self._spawn,
         )
-        has_started = False
+        # What was suspended goes on: its beginning was told.
+        has_started = record.episode != attempt_id
 
         def on_start() -> None:
             nonlocal has_started
-            has_started = True
-            self._tell_started(record, attempt_id)
+            if not has_started:
+                has_started = True
+                self._tell_started(record, attempt_id)
 
         try:
             outcome = limited(await attempt.outcome(on_start), max_output_bytes=self._settings.max_output_bytes)
@@ -197,13 +221,16 @@ class Executor:
                     outcome = await self._end_killed(record, lease)
                 case "release":
                     outcome = await self._let_go(record, lease, begun=drive.has_begun, why="the worker shut down")
+                case "suspend":
+                    logger.info("run suspended: it waits for its own", extra={"run_id": record.id})
+                    outcome = None
                 case _:
                     logger.warning("run lost to another worker", extra={"run_id": record.id})
                     outcome = None
         else:
             outcome = outcome if await self._settle(record, lease, outcome) else None
         if has_started and outcome is not None:
-            self._tell_ended(record, attempt_id, outcome)
+            self._tell_ended(record, record.episode, outcome)
 
     async def _let_go(self, record: RunRecord, lease: Lease, *, begun: bool, why: str) -> Outcome | None:
         """Hand a run back. One that had begun and may not resume ends here: its effects must not be repeated (P7).
@@ -224,16 +251,8 @@ class Executor:
 
     async def _settle(self, record: RunRecord, lease: Lease, outcome: Outcome) -> bool:
         """Settle the run; whether this outcome is the one that counts."""
-        ending = self._endings.write(record, outcome, settle_id=f"driver:{lease.token}")
         # A task of its own: whatever cancels this drive now must not cut the settlement in half.
-        settling = asyncio.ensure_future(
-            persist(
-                lambda: self._runs.settle(
-                    lease, owner=record.owner, queue=record.spec.queue, on_behalf="driver", ending=ending
-                ),
-                patience_seconds=self._patience_seconds,
-            )
-        )
+        settling = asyncio.ensure_future(self._settler.settle(record, lease, outcome, on_behalf="driver"))
         word = await asyncio.shield(settling)
         if word == "settled":
             fields = {"run_id": record.id, "status": outcome.status, "stop_reason": outcome.stop_reason}

@@ -99,7 +99,6 @@ class Session:
             delegation=process.delegation,
             waiting=process.waiting,
             settings=process.settings,
-            process_id=process.id,
             new_id=process.ids.new,
         )
 
@@ -242,6 +241,7 @@ class Session:
 
     async def kill(self, job_id: str, reason: str | None = None) -> ToolResult:
         """Ask a job to end; its ending is announced by a notice. Raises `UnknownJob`, `Unauthorized`."""
+        _ = self._process
         context = CallContext(self.id, None)
         return await kill_job(
             self._services, context, checked_id(job_id, name="job_id"), reason=reason, by_owner_model=False

@@ -16,6 +16,7 @@ from broker_config import BrokerSettings
 from subagent_tasks.delegation import Delegation
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.ports import Ids, Publisher
+from subagent_tasks.settling import Settler
 from subagent_tasks.store.connection import Moves, connect
 from subagent_tasks.store.doorbell import Doorbell
 from subagent_tasks.store.heartbeat import Heartbeat
@@ -53,13 +54,17 @@ class Process:
         self.sessions = SessionStore(moves, self.keys, retention_ms=retention_ms)
         self.processes = ProcessStore(moves, self.keys, lease_ms=lease_ms)
         self.doorbell = Doorbell(settings)
-        self.delegation = Delegation(runs=self.runs, publisher=publisher, settings=settings, ids=self.ids)
+        self.settler = Settler(runs=self.runs, publisher=publisher, settings=settings, ids=self.ids)
+        self.delegation = Delegation(
+            runs=self.runs, settler=self.settler, publisher=publisher, settings=settings, process_id=self.id
+        )
         self.waiting = Waiting(
             runs=self.runs, doorbell=self.doorbell, keys=self.keys, recheck_seconds=settings.lease_seconds
         )
         self.sweeper = Sweeper(
             runs=self.runs,
             processes=self.processes,
+            settler=self.settler,
             publisher=publisher,
             settings=settings,
             process_id=self.id,

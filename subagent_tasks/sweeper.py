@@ -1,4 +1,5 @@
-"""Finding what was lost: runs of silent workers, messages nobody will ever receive, indexes of what expired.
+"""Finding what was lost: runs of silent workers and of lost callers, messages nobody will ever receive, descendants of
+what ended, alarms that are due, indexes of what expired.
 
 One loop, one testable step. Every process sweeps, one at a time; each finding is a move of its own that checks again,
 so a sweeper that dies or is late changes nothing wrongly.
@@ -15,12 +16,12 @@ from typing import Any
 from broker_config import BrokerSettings
 from subagent_tasks.errors import BrokerUnavailable, UnsupportedVersion
 from subagent_tasks.logs import event_logger
-from subagent_tasks.protocol.endings import EndingWriter
-from subagent_tasks.protocol.leases import WORKER_LOST, after_worker_loss, is_lost_in_queue
+from subagent_tasks.protocol.leases import CALLER_LOST, WORKER_LOST, after_worker_loss, is_lost_in_queue
 from subagent_tasks.protocol.models import Outcome
 from subagent_tasks.protocol.outcomes import outcome_of
 from subagent_tasks.protocol.ports import Ids, Publisher
 from subagent_tasks.protocol.records import RunRecord
+from subagent_tasks.settling import Settler
 from subagent_tasks.store.processes import ProcessStore, Sweep
 from subagent_tasks.store.runs import Lease, RunStore
 
@@ -35,6 +36,8 @@ class Swept:
     requeued: int = 0
     settled: int = 0
     republished: int = 0
+    abandoned: int = 0
+    woken: int = 0
     forgotten: int = 0
 
 
@@ -46,6 +49,7 @@ class Sweeper:
         *,
         runs: RunStore,
         processes: ProcessStore,
+        settler: Settler,
         publisher: Publisher,
         settings: BrokerSettings,
         process_id: str,
@@ -54,11 +58,11 @@ class Sweeper:
     ) -> None:
         self._runs = runs
         self._processes = processes
+        self._settler = settler
         self._publisher = publisher
         self._settings = settings
         self._process_id = process_id
         self._ids = ids
-        self._endings = EndingWriter(ids.now_iso, settings.max_inline_bytes)
         self._queues = tuple(queues)
 
     async def run(self) -> None:
@@ -84,7 +88,13 @@ class Sweeper:
         for process in sweep.dead:
             for run_id in await self._processes.driven_by(process):
                 await self._each(self._recover(run_id, process, swept), run_id=run_id)
+            for run_id in await self._runs.held_by(process):
+                await self._each(self._abandon(run_id, process, swept), run_id=run_id)
             await self._processes.retire(process, on_behalf="sweeper")
+        for run_id in sweep.cascading:
+            await self._each(self._settler.cascade(run_id), run_id=run_id)
+        for run_id, alarm_ms in sweep.alarms:
+            await self._each(self._wake(run_id, alarm_ms, swept), run_id=run_id)
         for queue in self._queues:
             await self._each(self._republish(queue, sweep, swept), queue=queue)
         if swept.republished:
@@ -134,13 +144,25 @@ class Sweeper:
                 await self._settle(record, lease, outcome_of(None, error=WORKER_LOST), swept)
 
     async def _settle(self, record: RunRecord, lease: Lease, outcome: Outcome, swept: Swept) -> None:
-        ending = self._endings.write(record, outcome, settle_id=f"sweeper:{lease.token}")
-        word = await self._runs.settle(
-            lease, owner=record.owner, queue=record.spec.queue, on_behalf="sweeper", ending=ending
-        )
-        if word == "settled":
+        if await self._settler.settle(record, lease, outcome, on_behalf="sweeper") == "settled":
             swept.settled += 1
             logger.warning("run settled: its worker is gone", extra={"run_id": record.id, "status": outcome.status})
+
+    async def _abandon(self, run_id: str, process: str, swept: Swept) -> None:
+        """A foreground run belongs to its caller: end it once that has been silent for two leases."""
+        if await self._settler.kill(run_id, reason=CALLER_LOST, lost_caller=process) in ("killed", "requested"):
+            swept.abandoned += 1
+            logger.warning("run ended: its caller is gone", extra={"run_id": run_id, "caller": process})
+        await self._runs.unhold(run_id, caller=process)
+
+    async def _wake(self, run_id: str, alarm_ms: int, swept: Swept) -> None:
+        record = await self._runs.get(run_id)
+        queue = record.spec.queue if record else ""
+        task_id = self._ids.new()
+        message = self._publisher.message(run_id, queue=queue, task_id=task_id)
+        if await self._runs.wake(run_id, queue=queue, alarm_ms=alarm_ms, message=message) == "woken":
+            await self._publisher.publish(run_id, queue=queue, task_id=task_id)
+            swept.woken += 1
 
     async def _republish(self, queue: str, sweep: Sweep, swept: Swept) -> None:
         waiting = await self._runs.queued(queue)

@@ -54,6 +54,9 @@ class Toolbox:
     def toolsets(self) -> Sequence[object]:
         return [*([self._functions] if self._functions.tools else []), *self._others]
 
+    def sections(self, admits: Callable[[str], bool]) -> Sequence[str]:
+        return ()
+
     def _claim(self, names: Any, taken: frozenset[str]) -> None:
         for name in names:
             if name in self._names or name in taken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Mapping
 
 from broker_config import BrokerSettings, queue_name
 from subagent_tasks.errors import SubagentError
@@ -14,6 +15,8 @@ from subagent_tasks.protocol.interfaces import ChildTools, Provider
 from subagent_tasks.protocol.ports import Publisher, RunListener
 from subagent_tasks.queue.control import install_revoke, uninstall_revoke
 from subagent_tasks.store.processes import BeatAnswer
+from subagent_tasks.tools.calls import Tool, ToolServices
+from subagent_tasks.tools.child_tools import ChildToolMaker
 
 logger = event_logger(__name__)
 
@@ -32,12 +35,14 @@ class WorkerDriver:
         *,
         providers: dict[str, Provider],
         tools: ChildTools,
+        own_tools: Callable[[], Mapping[str, Tool]],
         listener: RunListener,
         exit_on_stall: bool = True,
     ) -> None:
         self._settings = settings
         self._providers = providers
         self._tools = tools
+        self._own_tools = own_tools
         self._listener = listener
         self._exit_on_stall = exit_on_stall
         self.publisher: Publisher | None = None
@@ -50,10 +55,17 @@ class WorkerDriver:
         assert self.publisher is not None, "the app sets the publisher"
         queues = sorted({queue_of(provider, self._settings.namespace) for provider in self._providers.values()})
         process = Process(self._settings, role="worker", publisher=self.publisher, queues=queues)
+        services = ToolServices(
+            delegation=process.delegation,
+            waiting=process.waiting,
+            settings=self._settings,
+            new_id=process.ids.new,
+        )
         executor = Executor(
             runs=process.runs,
             providers=self._providers,
-            tools=self._tools,
+            tools_of=ChildToolMaker(self._tools, self._own_tools(), services).tools_of,
+            settler=process.settler,
             publisher=self.publisher,
             settings=self._settings,
             process_id=process.id,

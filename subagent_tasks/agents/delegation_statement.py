@@ -5,6 +5,8 @@ The words are ours; what they must say is behaviour §4.13. They are constant, s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 DELEGATION_STATEMENT = (
     "You are a delegated subagent: another agent gave you this task and is waiting for your reply. "
     "You work alone. Nobody can answer questions while you work, so do not ask any: decide on the most sensible "
@@ -16,10 +18,12 @@ DELEGATION_STATEMENT = (
 )
 
 
-def child_instructions(persona: str | None, *, deployment_persona: str | None) -> list[str]:
-    """The instructions of one child: its persona, then the delegation statement.
+def child_instructions(
+    persona: str | None, *, deployment_persona: str | None, sections: Sequence[str] = ()
+) -> list[str]:
+    """The instructions of one child: its persona, the sections of its tools, then the delegation statement.
 
     An absent persona keeps the deployment's; an empty one replaces it by nothing (behaviour §5.4).
     """
     chosen = deployment_persona if persona is None else persona
-    return [chosen, DELEGATION_STATEMENT] if chosen else [DELEGATION_STATEMENT]
+    return [*([chosen] if chosen else []), *sections, DELEGATION_STATEMENT]

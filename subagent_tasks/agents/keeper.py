@@ -47,7 +47,8 @@ from subagent_tasks.agents.transcript import (
     tool_result_event,
 )
 from subagent_tasks.errors import DriveStopped
-from subagent_tasks.protocol.interfaces import Drive, NewEvent
+from subagent_tasks.protocol.interfaces import OWN_TOOL, Drive, NewEvent
+from subagent_tasks.protocol.models import InboxEntry
 
 MAX_TOOL_ERROR_CHARACTERS = 4000
 NEEDS_APPROVAL = (
@@ -78,12 +79,16 @@ class TranscriptKeeper(AbstractCapability[None]):
     async def before_model_request(
         self, ctx: RunContext[None], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        # Next-step input (protocol §3) is to be taken here: its parts are recognised below as already written.
         if new := self._unwritten(_parts_after_last_response(ctx.messages)):
             await self._gate.record(*new)
-            self._gate.raise_if_halted()
-        else:
-            await self._gate.announce(None)
+        # What has come for the next step (protocol §3); asks at the same time whether there may be one.
+        if inputs := await self._gate.take_input():
+            message = ModelRequest(parts=[UserPromptPart(entry.text) for entry in inputs])
+            # Both: appending to the request's own list would double it in the history.
+            request_context.messages = [*request_context.messages, message]
+            ctx.messages.append(message)
+            self._conversation.tail.inputs.extend(UserPromptPart(entry.text) for entry in inputs)
+        self._gate.raise_if_halted()
         return request_context
 
     async def after_model_request(
@@ -118,6 +123,12 @@ class TranscriptKeeper(AbstractCapability[None]):
     ) -> object:
         if tool_def.kind == "unapproved":
             raise ToolFailed(NEEDS_APPROVAL)
+        if (tool_def.metadata or {}).get(OWN_TOOL):
+            try:
+                return await self._run_tool(call, args, handler)
+            except DriveStopped as stop:
+                self._gate.heed(stop)
+                raise
         try:
             await self._gate.announce(tool_call_event(call))
         except DriveStopped as stop:
@@ -252,6 +263,10 @@ class Gate:
         """Whether the drive said that the run is to end here (a kill, its limit)."""
         return self._stopped is not None and self._stopped.reason in ("kill", "limit")
 
+    def heed(self, stop: DriveStopped) -> None:
+        """A tool of ours was told by its own move that the run may not go on here."""
+        self._remember(stop)
+
     async def announce(self, event: NewEvent | None) -> None:
         if self._stopped is not None:
             raise self._stopped
@@ -259,6 +274,19 @@ class Gate:
             await self._write(lambda: self._drive.announce(event))
         # Also after it: a cancel that came during the write has spared the write, not the effect.
         self.raise_if_halted()
+
+    async def take_input(self) -> Sequence[InboxEntry]:
+        """What waits for the next step, and is in the transcript now. As `announce`, for a model request."""
+        taken: list[InboxEntry] = []
+
+        async def take() -> None:
+            taken.extend(await self._drive.take_input())
+
+        if self._stopped is not None:
+            raise self._stopped
+        if not self._is_halted:
+            await self._write(take)
+        return taken
 
     async def record(self, *events: NewEvent) -> None:
         # A run that is being released may still report what it had started: the drive says whether it is in time.

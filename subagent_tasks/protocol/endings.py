@@ -11,8 +11,15 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from subagent_tasks.protocol.models import JobSnapshot, Outcome, text_block
-from subagent_tasks.protocol.outcomes import canonical_value, completion_summary, completion_text, failure_message
+from subagent_tasks.protocol.leases import CALLER_LOST
+from subagent_tasks.protocol.models import InboxEntry, JobSnapshot, Outcome, text_block
+from subagent_tasks.protocol.outcomes import (
+    abandoned_text,
+    canonical_value,
+    completion_summary,
+    completion_text,
+    failure_message,
+)
 from subagent_tasks.protocol.records import RunRecord, celery_failure, celery_result, celery_revoked
 
 
@@ -56,7 +63,7 @@ class EndingWriter:
             outcome=stored,
             event=json.dumps(event),
             result=_result(run.id, outcome, date_done=self.now_iso()),
-            notice=_notice(run, outcome) if run.mode == "background" else "",
+            notice=_notice(run, outcome),
             announcement=f'{{"settled":{json.dumps(run.id)},"outcome":{inline}}}',
             expiry=json.dumps([run.owner, run.id]),
         )
@@ -75,13 +82,22 @@ def _result(run_id: str, outcome: Outcome, *, date_done: str) -> str:
 
 
 def _notice(run: RunRecord, outcome: Outcome) -> str:
-    # Without an id: that is the entry's place in the stream, which the script and the readers add.
+    """What tells the owner, or nothing: a foreground ending is its call's result, unless nobody waited any more."""
     job = JobSnapshot(
         id=run.id, label=run.spec.label, status=outcome.status, detail=outcome.detail, started_at=run.created_at
     )
-    text = completion_text(job)
+    if run.mode == "foreground":
+        if outcome.detail != CALLER_LOST:
+            return ""
+        text = abandoned_text(job)
+    else:
+        text = completion_text(job)
+    if run.is_owned_by_child:
+        # A child has no stream of notices: it reads them at its next step.
+        return InboxEntry(message_id=run.id, lane="next-step", text=text, source="job-completed").to_json()
+    # Without an id: that is the entry's place in the stream, which the script and the readers add.
     notice: dict[str, JsonValue] = {
-        "kind": "job-completed",
+        "kind": "job-completed" if run.mode == "background" else "run-abandoned",
         "sessionId": run.owner,
         "senderId": run.id,
         "text": text,

@@ -6,7 +6,7 @@ Pure declarations. A provider runs a child; it never settles it, counts it or te
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class NewEvent:
 
 
 class ChildTools(Protocol):
-    """The app's tools as one child may use them."""
+    """The app's tools as one child may use them, those for delegating further among them."""
 
     def names(self) -> frozenset[str]:
         """The global tool names, before any filter."""
@@ -33,6 +33,15 @@ class ChildTools(Protocol):
     def toolsets(self) -> Sequence[object]:
         """pydantic-ai toolsets holding those tools."""
         ...
+
+    def sections(self, admits: Callable[[str], bool]) -> Sequence[str]:
+        """The prompt sections of the tools whose names are admitted, in order."""
+        ...
+
+
+OWN_TOOL = "subagent_tasks"
+"""The key in a pydantic-ai tool definition's metadata that marks a tool of ours: its effect is never unknown, since its
+moves are made to be repeated; it asks by itself whether it may start, so nothing is announced for it (protocol §3)."""
 
 
 class Drive(Protocol):

@@ -11,6 +11,10 @@ All share the hash tag `{<namespace>}`. The two exceptions belong to Celery: the
     jobs        zset    like its session: the owner's jobs, by time of registration in microseconds
     active      set     while the owner has unsettled jobs: what the cap counts
     unsettled   set     while the owner has unsettled runs of any kind
+    awaited     set     while a child is suspended: the runs of its own it waits for
+    alarms      zset    while anything is suspended: run -> when it goes on at the latest (ms)
+    cascade     set     while a run that ended, or was killed, owns unsettled runs: they must end with it
+    held        set     while the host process waits for foreground runs
     processes   zset    process id -> the Redis time (ms) its heartbeat lapses
     driven      set     while the process drives anything
     queued      zset    while anything waits in the queue: run -> queued since (ms)
@@ -56,6 +60,12 @@ class Keys:
     def unsettled(self, owner_id: str) -> str:
         return f"{{{self.namespace}}}:unsettled:{owner_id}"
 
+    def awaited(self, session_id: str) -> str:
+        return f"{{{self.namespace}}}:awaited:{session_id}"
+
+    def held(self, process_id: str) -> str:
+        return f"{{{self.namespace}}}:held:{process_id}"
+
     def driven(self, process_id: str) -> str:
         return f"{{{self.namespace}}}:driven:{process_id}"
 
@@ -72,6 +82,14 @@ class Keys:
     @property
     def flagged(self) -> str:
         return f"{{{self.namespace}}}:flagged"
+
+    @property
+    def alarms(self) -> str:
+        return f"{{{self.namespace}}}:alarms"
+
+    @property
+    def cascade(self) -> str:
+        return f"{{{self.namespace}}}:cascade"
 
     @property
     def expiring(self) -> str:

@@ -13,6 +13,7 @@ from typing import Literal
 Verdict = Literal["resume", "kill", "fail"]
 
 WORKER_LOST = "worker lost"
+CALLER_LOST = "caller lost"
 
 
 def after_worker_loss(*, attempt: int, max_attempts: int, may_resume: bool, killed: bool) -> Verdict:

@@ -1,9 +1,10 @@
 """The lifecycle of a session that is run: one table for one-shot runs and continuable children alike.
 
     queued ──claim──► driven ──settle──► settled
-      ▲                 │ ▲
-      └──release────────┤ └──claim (driver is dead)
-      └──reclaim────────┘
+      ▲                │ ▲ │
+      ├──release───────┤ │ └──suspend──► suspended
+      ├──reclaim───────┘ └──claim (driver is dead)
+      └──wake──────────────────────────── suspended
 
 A move is legal from the states listed for it and from no other; a missing entry is the refusal. The scripts are
 compare-and-set: they are told which states they may leave by this table (`departs`), so the table is the only truth.

@@ -13,10 +13,14 @@ from typing import Literal, cast
 from pydantic import JsonValue
 
 from subagent_tasks.errors import SubagentError
+from subagent_tasks.protocol.leases import CALLER_LOST
 from subagent_tasks.protocol.models import ChildResult, JobSnapshot, Outcome, bounded_diagnostic, text_block
 
 DEFAULT_KILL_REASON = "background subagent task killed"
 """Why a run was killed, when nobody said (behaviour §3.1)."""
+
+OWNER_DISPOSED = "owner disposed"
+"""Why a run was killed whose owner ended (behaviour §3.8)."""
 
 MAX_SUMMARY_CHARACTERS = 120
 
@@ -59,6 +63,7 @@ def outcome_of(
         status = "completed"
     elif error is None and stop_reason == "aborted":
         status = "killed"
+        detail = CALLER_LOST if kill_reason == CALLER_LOST else None
     elif error is None:
         detail = stop_reason if diagnostic is None else f"{stop_reason}; diagnostic: {diagnostic}"
     if dispose_error is not None:
@@ -141,6 +146,14 @@ def completion_text(job: JobSnapshot) -> str:
     label = one_line(job.label)
     return (
         f"background job {job.id} ({job.kind}: {label}) finished {status_line(job)}. Read its output with job_output."
+    )
+
+
+def abandoned_text(job: JobSnapshot) -> str:
+    """What the owner reads when a foreground run ended because the process that waited for it was gone."""
+    return (
+        f"foreground run {job.id} ({job.kind}: {one_line(job.label)}) finished {status_line(job)}: the process that "
+        "waited for it is gone, and nobody repeated the call in time."
     )
 
 

@@ -19,7 +19,10 @@ RECORD_VERSION = 1
 
 
 class RunSpec(Wire):
-    """What `admit` stores of a request: everything a worker needs beside the prompt, which travels in the inbox."""
+    """What `admit` stores of a request: everything a worker needs beside the prompt, which travels in the inbox.
+
+    `owner_queue` is the Celery queue in which the owner waits once this ending wakes it; set when that is a child.
+    """
 
     provider: str
     tool: str = ""
@@ -29,11 +32,11 @@ class RunSpec(Wire):
     request: ChildRequest
     may_resume: bool = True
     run_limit_seconds: float
-    caller: str | None = None
+    owner_queue: str | None = None
 
     def digest(self, *, mode: Mode) -> str:
-        """What a repeated id must match: everything asked for, and nothing about who asked when."""
-        asked = self.model_dump(mode="json", exclude={"caller"}, exclude_none=True)
+        """What a repeated id must match: everything asked for."""
+        asked = self.model_dump(mode="json", exclude_none=True)
         text = json.dumps([mode, asked], sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -43,6 +46,8 @@ class RunRecord:
     """A run's record. Times are Redis milliseconds; `attempt` counts workers lost since the last progress.
 
     `worker` is the process that drives it now, `driver` the one that did so last: it stays when the run has settled.
+    `caller` is the process that waits for a foreground run. `episode` names what its events are told of: it stays over
+    suspensions, and is new after a release or the loss of a worker.
     """
 
     id: str
@@ -58,6 +63,8 @@ class RunRecord:
     created_at: int
     worker: str = ""
     driver: str = ""
+    caller: str = ""
+    episode: str = ""
     started_at: int | None = None
     claimed_at: int | None = None
     finished_at: int | None = None
@@ -69,6 +76,15 @@ class RunRecord:
     @property
     def is_settled(self) -> bool:
         return self.state is State.SETTLED
+
+    @property
+    def is_owned_by_child(self) -> bool:
+        return self.spec.owner_queue is not None
+
+    @property
+    def limit_at_ms(self) -> int:
+        """When its run limit is over, in Redis ms: it counts from the first claim on, suspensions included."""
+        return (self.started_at or self.claimed_at or self.created_at) + int(self.spec.run_limit_seconds * 1000)
 
     @property
     def remaining_seconds(self) -> float:
@@ -128,6 +144,8 @@ def read_record(fields: Mapping[str, str]) -> RunRecord:
         created_at=int(fields["created_at"]),
         worker=fields.get("worker", ""),
         driver=fields.get("driver", ""),
+        caller=fields.get("caller", ""),
+        episode=fields.get("episode", ""),
         started_at=_int(fields.get("started_at")),
         claimed_at=_int(fields.get("claimed_at")),
         finished_at=_int(fields.get("finished_at")),

@@ -1,8 +1,8 @@
 """The declarations of the Lua scripts: one per atomic move, with the names of its keys and arguments.
 
 The `.lua` file holds the move, this file its signature; a test compares both. Each script is completed here by a
-prelude that names KEYS and ARGV, and by the states the lifecycle table lets the move leave: a script knows no rule of
-its own about states.
+prelude that names KEYS and ARGV, and by the states the lifecycle table lets the move leave (`departs`; `wakes` for an
+owner that an ending queues again): a script knows no rule of its own about states.
 """
 
 from __future__ import annotations
@@ -47,15 +47,32 @@ class Script:
 
 
 _ENDING = (
-    "settle_id", "status", "detail", "outcome", "event", "result", "notice", "owner_channel", "announcement", "expiry",
+    "settle_id", "status", "detail", "outcome", "event", "result", "notice", "owner_id", "owner_channel",
+    "announcement", "expiry", "wake_message", "retention_ms", "max_notices",
 )  # fmt: skip
 _OWNER = ("owner", "jobs", "active", "unsettled", "notices", "cursors")
+_ENDED = (
+    "own_jobs", "own_unsettled", "own_awaited", "alarms", "cascade", "held", "owner", "jobs", "active", "unsettled",
+    "awaited", "notices", "cursors", "owner_queued", "owner_queue", "expiring",
+)  # fmt: skip
 
 OPEN = Script("open", keys=("record", "unsettled"), args=("id", "version", "retention_ms"))
 ADMIT = Script(
     "admit",
-    keys=("record", "inbox", *_OWNER, "queued", "queue"),
-    args=("id", "owner_id", "version", "digest", "mode", "max_active_jobs", "max_depth", "entry", "message"),
+    keys=("record", "inbox", *_OWNER, "held", "queued", "queue"),
+    args=(
+        "id",
+        "owner_id",
+        "token",
+        "caller",
+        "version",
+        "digest",
+        "mode",
+        "max_active_jobs",
+        "max_depth",
+        "entry",
+        "message",
+    ),
     rest=True,
     includes=("_now", "_enqueue"),
 )
@@ -70,18 +87,35 @@ TAKE = Script("take", keys=("record", "inbox", "transcript"), args=("token", "se
 APPEND = Script("append", keys=("record", "transcript"), args=("token", "seq", "purpose"), rest=True)
 SETTLE = Script(
     "settle",
-    keys=("record", "inbox", "transcript", "result", "processes", "driven", "queued", "flagged", *_OWNER, "expiring"),
-    args=("id", "token", "worker", "on_behalf", *_ENDING, "retention_ms", "max_notices"),
+    keys=("record", "inbox", "transcript", "result", "processes", "driven", "queued", "flagged", *_ENDED),
+    args=("id", "token", "worker", "on_behalf", *_ENDING),
     move=Move.SETTLE,
-    includes=("_now", "_beats", "_finish"),
+    includes=("_now", "_beats", "_enqueue", "_finish"),
 )
 KILL = Script(
     "kill",
-    keys=("record", "inbox", "transcript", "result", "queued", "flagged", *_OWNER, "expiring"),
-    args=("id", "kill_id", "reason", "authority", "told", "ring_prefix", *_ENDING, "retention_ms", "max_notices"),
+    keys=("record", "inbox", "transcript", "result", "processes", "queued", "flagged", *_ENDED),
+    args=("id", "kill_id", "reason", "authority", "told", "lost_caller", "lease_ms", "ring_prefix", *_ENDING),
     move=Move.KILL,
-    includes=("_now", "_finish"),
+    includes=("_now", "_beats", "_enqueue", "_finish"),
 )
+SUSPEND = Script(
+    "suspend",
+    keys=("record", "driven", "own_unsettled", "own_awaited", "alarms"),
+    args=("id", "token", "seq", "wake_at", "alarm"),
+    rest=True,
+    move=Move.SUSPEND,
+    includes=(),
+)
+WAKE = Script(
+    "wake",
+    keys=("record", "own_awaited", "alarms", "queued", "queue"),
+    args=("id", "alarm", "message"),
+    move=Move.WAKE,
+    includes=("_now", "_enqueue"),
+)
+UNHOLD = Script("unhold", keys=("record", "held"), args=("id", "caller"), includes=())
+CASCADED = Script("cascaded", keys=("cascade", "own_unsettled"), args=("id",), includes=())
 RELEASE = Script(
     "release",
     keys=("record", "driven", "queued", "queue"),
@@ -100,15 +134,21 @@ REPUBLISH = Script(
     "republish", keys=("record", "queued", "queue"), args=("id", "since_ms", "message"), includes=("_now", "_enqueue")
 )
 BEAT = Script("beat", keys=("processes", "driven", "flagged", "clock"), args=("process", "lease_ms"))
-RETIRE = Script("retire", keys=("processes", "driven"), args=("process", "on_behalf"), includes=("_now", "_beats"))
-GUARD = Script("guard", keys=("sweeper", "clock", "processes", "expiring"), args=("process", "hold_ms", "lease_ms"))
+RETIRE = Script(
+    "retire", keys=("processes", "driven", "held"), args=("process", "on_behalf"), includes=("_now", "_beats")
+)
+GUARD = Script(
+    "guard",
+    keys=("sweeper", "clock", "processes", "expiring", "cascade", "alarms"),
+    args=("process", "hold_ms", "lease_ms"),
+)
 FORGET = Script("forget", keys=("record", "expiring", "jobs"), args=("id", "expiry"), includes=())
 COLLECT = Script("collect", keys=("record", "notices"), args=("authority",), includes=())
 ACK_NOTICE = Script("ack_notice", keys=("cursors", "record"), args=("reader", "cursor", "retention_ms"), includes=())
 
 ALL = (
-    OPEN, ADMIT, CLAIM, TAKE, APPEND, SETTLE, KILL, RELEASE, RECLAIM, REPUBLISH, BEAT, RETIRE, GUARD, FORGET, COLLECT,
-    ACK_NOTICE,
+    OPEN, ADMIT, CLAIM, TAKE, APPEND, SUSPEND, WAKE, SETTLE, KILL, UNHOLD, CASCADED, RELEASE, RECLAIM, REPUBLISH, BEAT,
+    RETIRE, GUARD, FORGET, COLLECT, ACK_NOTICE,
 )  # fmt: skip
 
 
@@ -116,14 +156,19 @@ def _read(name: str) -> str:
     return resources.files("subagent_tasks.protocol").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
+def _table(move: Move) -> str:
+    return ", ".join(f"{state} = true" for state in sorted(departs(move)))
+
+
 def _prelude(script: Script) -> str:
     keys = ", ".join(f"{name} = KEYS[{position}]" for position, name in enumerate(script.keys, 1))
     args = ", ".join(f"{name} = ARGV[{position}]" for position, name in enumerate(script.args, 1))
-    states = ", ".join(f"{state} = true" for state in sorted(departs(script.move))) if script.move else ""
+    states = _table(script.move) if script.move else ""
     return f"""local K = {{ {keys} }}
 local A = {{ {args} }}
 local REST = {len(script.args) + 1}
 local departs = {{ {states} }}
+local wakes = {{ {_table(Move.WAKE)} }}
 -- record(field, ...): those fields of K.record by name; an absent one is nil.
 local function record(...)
   local values, fields = redis.call('HMGET', K.record, ...), {{}}

@@ -84,6 +84,7 @@ class SpawnProvider(Provider):
         if request.output_schema is not None:
             raise UnsupportedCapability(f'provider "{self.name}" does not support an output schema')
         toolsets = filtered_toolsets(drive.tools, request.tool_filter)
+        sections = drive.tools.sections(request.tool_filter.admits if request.tool_filter else _everything)
         settings = request_settings(
             request.agent_options,
             max_tokens=self._max_tokens,
@@ -95,7 +96,7 @@ class SpawnProvider(Provider):
             model=model,
             route=route.name,
             prompt=request.prompt,
-            instructions=child_instructions(request.persona, deployment_persona=self._instructions),
+            instructions=child_instructions(request.persona, deployment_persona=self._instructions, sections=sections),
             toolsets=toolsets,
             settings=settings,
             max_requests=self._max_requests,
@@ -130,6 +131,10 @@ def filtered_toolsets(tools: ChildTools, tool_filter: ToolFilter | None) -> Sequ
         return tool_filter.admits(definition.name)
 
     return [toolset.filtered(admits) for toolset in toolsets]
+
+
+def _everything(name: str) -> bool:
+    return True
 
 
 def _default_route(model: str | Model | None, *, base_url: str | None, api_key_env: str | None) -> Route | None:

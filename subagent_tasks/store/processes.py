@@ -21,11 +21,17 @@ class BeatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The right to sweep once: Redis time, the processes whose heartbeat lapsed, and expired jobs' index entries."""
+    """The right to sweep once, and what there is to see to.
+
+    `dead` are processes whose heartbeat lapsed, `expired` index entries of expired jobs, `cascading` runs whose
+    descendants must end, `alarms` suspended runs whose alarm is due, with its time. Times are Redis milliseconds.
+    """
 
     now_ms: int
     dead: tuple[str, ...]
     expired: tuple[str, ...]
+    cascading: tuple[str, ...]
+    alarms: tuple[tuple[str, int], ...]
 
 
 class ProcessStore:
@@ -54,7 +60,11 @@ class ProcessStore:
         """Forget a process that drives nothing: `retired` or `still_needed`."""
         answer = await self._moves.run(
             scripts.RETIRE,
-            keys={"processes": self._keys.processes, "driven": self._keys.driven(process)},
+            keys={
+                "processes": self._keys.processes,
+                "driven": self._keys.driven(process),
+                "held": self._keys.held(process),
+            },
             args={"process": process, "on_behalf": on_behalf},
         )
         return str(answer[0])
@@ -68,12 +78,21 @@ class ProcessStore:
                 "clock": self._keys.clock,
                 "processes": self._keys.processes,
                 "expiring": self._keys.expiring,
+                "cascade": self._keys.cascade,
+                "alarms": self._keys.alarms,
             },
             args={"process": process, "hold_ms": hold_ms, "lease_ms": self._lease_ms},
         )
         if answer[0] != "sweep":
             return None
-        return Sweep(now_ms=int(answer[1]), dead=tuple(answer[2]), expired=tuple(answer[3]))
+        _, now_ms, dead, expired, cascading, alarms = answer
+        return Sweep(
+            now_ms=int(now_ms),
+            dead=tuple(dead),
+            expired=tuple(expired),
+            cascading=tuple(cascading),
+            alarms=tuple((run_id, int(float(at))) for run_id, at in zip(alarms[::2], alarms[1::2], strict=True)),
+        )
 
     async def driven_by(self, process: str) -> frozenset[str]:
         """The ids Redis says a process drives."""

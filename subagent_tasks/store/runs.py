@@ -30,18 +30,27 @@ from subagent_tasks.store.connection import Moves, pairs
 
 logger = event_logger(__name__)
 
-Refusal = Literal["conflict", "unknown_owner"]
-KillWord = Literal["killed", "requested", "already_finished", "unauthorized", "unknown"]
+Refusal = Literal["conflict", "unknown_owner", "stop", "stale"]
+KillWord = Literal["killed", "requested", "already_finished", "not_lost", "unauthorized", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
     """What `admit` answered: accepted, with the state the run is in by now, or why not."""
 
-    word: Literal["accepted", "conflict", "refused", "unknown_owner"]
+    word: Literal["accepted", "conflict", "refused", "unknown_owner", "stop", "stale"]
     state: str = ""
     cap: str = ""
     details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a settling move answered, and what follows: the owner is queued again, the run's descendants must end."""
+
+    word: str
+    wakes_owner: bool = False
+    cascades: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +82,13 @@ class RunStore:
         entry: InboxEntry,
         message: str,
         max_active_jobs: int,
+        caller: str,
+        token: int | None = None,
     ) -> Admission:
-        """Accept a run, or answer why not; `message` is empty when the broker is another server."""
+        """Accept a run, or answer why not; `message` is empty when the broker is another server.
+
+        `caller` is the process that asks. `token` is the owner's, when that is a child whose driver asks.
+        """
         max_depth = spec.request.max_depth
         stored = spec.model_copy(update={"request": spec.request.model_copy(update={"prompt": ""})})
         answer = await self._moves.run(
@@ -82,13 +96,16 @@ class RunStore:
             keys={
                 "record": self._keys.session(run_id),
                 "inbox": self._keys.inbox(run_id),
-                **self._owner_keys(owner),
+                **self._owner_keys(owner, is_child=token is not None),
+                "held": self._keys.held(caller),
                 "queued": self._keys.queued(spec.queue),
                 "queue": spec.queue,
             },
             args={
                 "id": run_id,
                 "owner_id": owner,
+                "token": "" if token is None else token,
+                "caller": caller,
                 "version": RECORD_VERSION,
                 "digest": spec.digest(mode=mode),
                 "mode": mode,
@@ -160,15 +177,53 @@ class RunStore:
         )
         return int(answer[1]) if answer[0] == "ok" else str(answer[0])
 
+    async def suspend(
+        self, lease: Lease, *, seq: int, awaited: Sequence[str], wake_at: int, alarm_ms: int
+    ) -> Literal["suspended", "go_on", "stop", "stale"]:
+        """Let go of a run until at most `wake_at` of the awaited runs are unsettled, no longer than `alarm_ms`."""
+        answer = await self._moves.run(
+            scripts.SUSPEND,
+            keys={
+                "record": self._keys.session(lease.run_id),
+                "driven": self._keys.driven(lease.worker),
+                "own_unsettled": self._keys.unsettled(lease.run_id),
+                "own_awaited": self._keys.awaited(lease.run_id),
+                "alarms": self._keys.alarms,
+            },
+            args={"id": lease.run_id, "token": lease.token, "seq": seq, "wake_at": wake_at, "alarm": alarm_ms},
+            rest=awaited,
+        )
+        return answer[0]
+
+    async def wake(self, run_id: str, *, queue: str, alarm_ms: int, message: str) -> str:
+        """Queue a suspended run whose alarm is due: `woken` or `moved_on`."""
+        answer = await self._moves.run(
+            scripts.WAKE,
+            keys={
+                "record": self._keys.session(run_id),
+                "own_awaited": self._keys.awaited(run_id),
+                "alarms": self._keys.alarms,
+                "queued": self._keys.queued(queue),
+                "queue": queue,
+            },
+            args={"id": run_id, "alarm": alarm_ms, "message": message},
+        )
+        return str(answer[0])
+
     async def settle(
-        self, lease: Lease, *, owner: str, queue: str, on_behalf: Literal["driver", "sweeper"], ending: Ending
-    ) -> str:
+        self,
+        record: RunRecord,
+        lease: Lease,
+        *,
+        on_behalf: Literal["driver", "sweeper"],
+        ending: Ending,
+        wake_message: str = "",
+    ) -> Ended:
         """End a driven run: `settled`, `already`, `stale` or `unknown`."""
         answer = await self._moves.run(
             scripts.SETTLE,
             keys={
-                **self._ending_keys(lease.run_id, owner=owner, queue=queue),
-                "processes": self._keys.processes,
+                **self._ending_keys(record),
                 "driven": self._keys.driven(lease.worker),
             },
             args={
@@ -176,38 +231,69 @@ class RunStore:
                 "token": lease.token,
                 "worker": lease.worker,
                 "on_behalf": on_behalf,
-                **self._ending_args(owner, ending),
+                **self._ending_args(record, ending, wake_message),
             },
         )
-        return str(answer[0])
+        return _ended(answer)
 
     async def kill(
         self,
-        run_id: str,
+        record: RunRecord,
         *,
         kill_id: str,
-        owner: str,
-        queue: str,
         reason: str,
         authority: str,
         told: Literal["kill", ""],
         ending: Ending,
-    ) -> KillWord:
-        """Kill a run, and say what came of it."""
+        wake_message: str = "",
+        lost_caller: str = "",
+        lease_ms: int = 0,
+    ) -> Ended:
+        """Kill a run, and say what came of it: a `KillWord`."""
         answer = await self._moves.run(
             scripts.KILL,
-            keys=self._ending_keys(run_id, owner=owner, queue=queue),
+            keys=self._ending_keys(record),
             args={
-                "id": run_id,
+                "id": record.id,
                 "kill_id": kill_id,
                 "reason": reason,
                 "authority": authority,
                 "told": told,
+                "lost_caller": lost_caller,
+                "lease_ms": lease_ms,
                 "ring_prefix": self._keys.process_channel(""),
-                **self._ending_args(owner, ending),
+                **self._ending_args(record, ending, wake_message),
             },
         )
-        return cast("KillWord", answer[0])
+        return _ended(answer)
+
+    async def cascaded(self, run_id: str) -> str:
+        """Strike a run off the cascade, once all it had started has settled: `done` or `not_yet`."""
+        answer = await self._moves.run(
+            scripts.CASCADED,
+            keys={"cascade": self._keys.cascade, "own_unsettled": self._keys.unsettled(run_id)},
+            args={"id": run_id},
+        )
+        return str(answer[0])
+
+    async def unsettled(self, owner: str) -> list[str]:
+        """The owner's unsettled runs."""
+        members = await self._moves.read(cast("Any", self._moves.client.smembers(self._keys.unsettled(owner))))
+        return sorted(cast("set[str]", members))
+
+    async def unhold(self, run_id: str, *, caller: str) -> str:
+        """Forget that a process waited for a run that is over, or another process's by now: `forgotten` or `kept`."""
+        answer = await self._moves.run(
+            scripts.UNHOLD,
+            keys={"record": self._keys.session(run_id), "held": self._keys.held(caller)},
+            args={"id": run_id, "caller": caller},
+        )
+        return str(answer[0])
+
+    async def held_by(self, process: str) -> list[str]:
+        """The foreground runs that a host process waits for, or once did."""
+        members = await self._moves.read(cast("Any", self._moves.client.smembers(self._keys.held(process))))
+        return sorted(cast("set[str]", members))
 
     async def release(self, lease: Lease, *, queue: str, message: str) -> str:
         """Hand a driven run back: `released`, `stop` (it was killed: settle it) or `stale`."""
@@ -251,11 +337,13 @@ class RunStore:
         )
         return str(answer[0])
 
-    async def collect(self, run_id: str, *, owner: str) -> RunRecord | Literal["unauthorized", "unknown"]:
-        """Read a job for its owner; a terminal reading withdraws the notice."""
+    async def collect(
+        self, run_id: str, *, owner: str, is_child: bool
+    ) -> RunRecord | Literal["unauthorized", "unknown"]:
+        """Read a job for its owner; a terminal reading withdraws the notice. `is_child`: the owner is one."""
         answer = await self._moves.run(
             scripts.COLLECT,
-            keys={"record": self._keys.session(run_id), "notices": self._keys.notices(owner)},
+            keys={"record": self._keys.session(run_id), "notices": self._notices(owner, is_child=is_child)},
             args={"authority": owner},
         )
         if answer[0] == "job":
@@ -339,35 +427,58 @@ class RunStore:
         """How many messages lie in the Celery queue's list."""
         return int(await self._moves.read(cast("Any", self._moves.client.llen(queue))))
 
-    def _owner_keys(self, owner: str) -> dict[str, str]:
+    def _notices(self, owner: str, *, is_child: bool) -> str:
+        return self._keys.inbox(owner) if is_child else self._keys.notices(owner)
+
+    def _owner_keys(self, owner: str, *, is_child: bool) -> dict[str, str]:
         return {
             "owner": self._keys.session(owner),
             "jobs": self._keys.jobs(owner),
             "active": self._keys.active(owner),
             "unsettled": self._keys.unsettled(owner),
-            "notices": self._keys.notices(owner),
+            "notices": self._notices(owner, is_child=is_child),
             "cursors": self._keys.cursors(owner),
         }
 
-    def _ending_keys(self, run_id: str, *, owner: str, queue: str) -> dict[str, str]:
+    def _ending_keys(self, record: RunRecord) -> dict[str, str]:
+        run_id, owner, queue = record.id, record.owner, record.spec.queue
+        # A parent session waits in no queue; the script does not touch these then.
+        owner_queue = record.spec.owner_queue or queue
         return {
             "record": self._keys.session(run_id),
             "inbox": self._keys.inbox(run_id),
             "transcript": self._keys.transcript(run_id),
             "result": celery_result_key(run_id),
+            "processes": self._keys.processes,
             "queued": self._keys.queued(queue),
             "flagged": self._keys.flagged,
-            **self._owner_keys(owner),
+            "own_jobs": self._keys.jobs(run_id),
+            "own_unsettled": self._keys.unsettled(run_id),
+            "own_awaited": self._keys.awaited(run_id),
+            "alarms": self._keys.alarms,
+            "cascade": self._keys.cascade,
+            "held": self._keys.held(record.caller),
+            **self._owner_keys(owner, is_child=record.is_owned_by_child),
+            "awaited": self._keys.awaited(owner),
+            "owner_queued": self._keys.queued(owner_queue),
+            "owner_queue": owner_queue,
             "expiring": self._keys.expiring,
         }
 
-    def _ending_args(self, owner: str, ending: Ending) -> dict[str, str | int]:
+    def _ending_args(self, record: RunRecord, ending: Ending, wake_message: str) -> dict[str, str | int]:
         return {
             **asdict(ending),
-            "owner_channel": self._keys.session_channel(owner),
+            "owner_id": record.owner,
+            "owner_channel": self._keys.session_channel(record.owner),
+            "wake_message": wake_message,
             "retention_ms": self._retention_ms,
             "max_notices": self._max_notices,
         }
+
+
+def _ended(answer: Sequence[str]) -> Ended:
+    follows = answer[1].split() if answer[0] in ("settled", "killed", "requested") else ()
+    return Ended(answer[0], wakes_owner="wake" in follows, cascades="cascade" in follows)
 
 
 def _outcome(version: str | None, outcome: str | None) -> Outcome | None:

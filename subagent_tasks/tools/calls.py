@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from broker_config import BrokerSettings
 from subagent_tasks.delegation import Delegation
 from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.own_runs import OwnRuns
 from subagent_tasks.protocol.models import ToolDefinition, ToolResult
 from subagent_tasks.waiting import Waiting
 
@@ -26,18 +27,23 @@ class ToolServices:
     delegation: Delegation
     waiting: Waiting
     settings: BrokerSettings
-    process_id: str
     new_id: Any
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """On whose behalf a call is made. `timeout_seconds`: how long the caller waits; None is the tool's limit."""
+    """On whose behalf a call is made. `timeout_seconds`: how long the caller waits; None is the tool's limit.
+
+    `own_runs` is set when a child makes the call. `key` tells the call from all others of its session where the call id
+    may not: models use one again in a later message.
+    """
 
     session_id: str
     call_id: str | None
     signal: asyncio.Event | None = None
     timeout_seconds: float | None = None
+    own_runs: OwnRuns | None = None
+    key: str | None = None
 
 
 class Tool(Protocol):
@@ -53,6 +59,11 @@ class Tool(Protocol):
     @property
     def exclusive(self) -> bool:
         """Whether it runs alone among the calls of one message (behaviour §7.3)."""
+        ...
+
+    @property
+    def starts_runs(self) -> bool:
+        """Whether its own move asks if a child may make the call."""
         ...
 
     async def call(

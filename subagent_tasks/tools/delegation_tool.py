@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from subagent_tasks.errors import BrokerUnavailable, CallerError, ToolError
+from subagent_tasks.own_runs import OwnRuns
 from subagent_tasks.protocol.ids import run_id_for_call
 from subagent_tasks.protocol.interfaces import Provider
 from subagent_tasks.protocol.models import ChildRequest, Mode, Outcome, ToolDefinition, ToolResult
@@ -34,6 +35,7 @@ class DelegationTool:
     """One configured delegation tool over its provider. Raises `ConfigurationError` when they do not fit."""
 
     exclusive = False
+    starts_runs = True
 
     def __init__(
         self, config: DelegationToolConfig, provider: Provider, *, queue: str, has_job_tools: bool = True
@@ -73,14 +75,26 @@ class DelegationTool:
             ),
             may_resume=self._provider.resumable and self._config.recovery != "fail",
             run_limit_seconds=run_limit_seconds,
-            caller=services.process_id,
+            owner_queue=context.own_runs.queue if context.own_runs else None,
         )
         run_id = self._run_id(services, context)
+        if context.own_runs is not None:
+            return await self._by_child(context.own_runs, run_id, mode, spec)
         if mode == "background":
             starting = services.delegation.start(run_id, owner=context.session_id, mode=mode, spec=spec)
             await within(starting, wait_seconds=context.timeout_seconds)
             return background_started(run_id)
         return await self._foreground(services, context, run_id, spec)
+
+    async def _by_child(self, own_runs: OwnRuns, run_id: str, mode: Mode, spec: RunSpec) -> ToolResult:
+        if mode == "background":
+            await own_runs.start(run_id, mode=mode, spec=spec)
+            return background_started(run_id)
+        async with own_runs.place():
+            await own_runs.start(run_id, mode=mode, spec=spec)
+            outcome = await own_runs.ending(run_id)
+            assert outcome is not None, "a wait without a limit ends with the run"
+            return foreground_result(run_id, outcome)
 
     def _check_collectable(self) -> None:
         """A job that nobody could read or stop is refused before anything starts (behaviour §2.7 step 10)."""
@@ -105,11 +119,10 @@ class DelegationTool:
             )
 
     def _run_id(self, services: ToolServices, context: CallContext) -> str:
-        if context.call_id is None:
+        key = context.key or context.call_id
+        if key is None:
             return services.new_id()
-        return run_id_for_call(
-            namespace=services.settings.namespace, session_id=context.session_id, call_id=context.call_id
-        )
+        return run_id_for_call(namespace=services.settings.namespace, session_id=context.session_id, call_id=key)
 
     async def _foreground(self, services: ToolServices, context: CallContext, run_id: str, spec: RunSpec) -> ToolResult:
         # Expected before it is admitted: a child that ends at once is not missed.

@@ -33,6 +33,7 @@ class JobOutput:
 
     section = JOBS_SECTION
     exclusive = False
+    starts_runs = False
 
     def __init__(self, definition: ToolDefinition, config: JobToolsConfig) -> None:
         self.definition = definition
@@ -47,6 +48,12 @@ class JobOutput:
         record = await within(_collect(services, context, parsed.job_id), wait_seconds=timeout_seconds)
         if not parsed.wait or record.is_settled:
             return job_output_result(record.snapshot(), record.outcome)
+        if context.own_runs is not None:
+            # From when the call was made, however often the child is driven until it is answered.
+            until_ms = context.own_runs.last_response_at_ms + int(timeout_seconds * 1000)
+            await context.own_runs.ending(parsed.job_id, until_ms=until_ms)
+            record = await _collect(services, context, parsed.job_id)
+            return job_output_result(record.snapshot(), record.outcome)
         ended = await _wait(services, context, parsed.job_id, timeout_seconds=deadline - time.monotonic())
         if ended == "aborted":
             raise SubagentError("wait aborted", code="ABORTED")
@@ -59,6 +66,7 @@ class JobList:
 
     section = ""
     exclusive = False
+    starts_runs = False
 
     def __init__(self, definition: ToolDefinition) -> None:
         self.definition = definition
@@ -74,6 +82,7 @@ class JobKill:
 
     section = ""
     exclusive = False
+    starts_runs = False
 
     def __init__(self, definition: ToolDefinition) -> None:
         self.definition = definition

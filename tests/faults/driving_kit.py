@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.models import ChildRequest, ChildResult, Outcome, text_block
 from subagent_tasks.protocol.records import RunRecord, RunSpec
 from subagent_tasks.queue.publisher import ScriptPublisher
+from subagent_tasks.settling import Settler
 from subagent_tasks.store.connection import Moves, connect
 from subagent_tasks.store.processes import ProcessStore
 from subagent_tasks.store.runs import RunStore
@@ -93,13 +94,21 @@ class Stage:
         self.sessions = SessionStore(moves, self.keys, retention_ms=retention_ms)
         self.processes = ProcessStore(moves, self.keys, lease_ms=lease_ms)
         self.publisher, self.ids = ScriptPublisher(), fresh_ids()
-        self.delegation = Delegation(runs=self.runs, publisher=self.publisher, settings=self.settings, ids=self.ids)
         self.provider, self.told, self.process_id = provider, Told(), "worker-1"
+        self.settler = Settler(runs=self.runs, publisher=self.publisher, settings=self.settings, ids=self.ids)
+        self.delegation = Delegation(
+            runs=self.runs,
+            settler=self.settler,
+            publisher=self.publisher,
+            settings=self.settings,
+            process_id="host-1",
+        )
         self.queue = queue_name(self.settings.namespace, provider.name)
         self.executor = Executor(
             runs=self.runs,
             providers={provider.name: provider},
-            tools=Toolbox(),
+            tools_of=lambda _: nullcontext(Toolbox()),
+            settler=self.settler,
             publisher=self.publisher,
             settings=self.settings,
             process_id=self.process_id,
@@ -111,6 +120,7 @@ class Stage:
         return Sweeper(
             runs=self.runs,
             processes=self.processes,
+            settler=self.settler,
             publisher=self.publisher,
             settings=self.settings,
             process_id="host-1",

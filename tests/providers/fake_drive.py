@@ -23,6 +23,7 @@ class FakeTools:
     """The app's tools: plain functions, sync or async."""
 
     functions: Sequence[Callable[..., Any]] = ()
+    has_sections: bool = False
 
     def names(self) -> frozenset[str]:
         return frozenset(function.__name__ for function in self.functions)
@@ -32,6 +33,9 @@ class FakeTools:
         for function in self.functions:
             toolset.add_function(function, takes_ctx=False)
         return [toolset]
+
+    def sections(self, admits: Callable[[str], bool]) -> Sequence[str]:
+        return [f"How to use {name}." for name in sorted(self.names()) if admits(name)] if self.has_sections else []
 
 
 @dataclass
@@ -50,6 +54,7 @@ class FakeDrive:
     fail_with: Exception | None = None
     calls: int = 0
     checks: int = 0
+    waiting: list[InboxEntry] = field(default_factory=list[InboxEntry])
     hold: asyncio.Event | None = None
     held: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -61,7 +66,12 @@ class FakeDrive:
         return list(self.events)
 
     async def take_input(self) -> Sequence[InboxEntry]:
-        return ()
+        self.checks += 1
+        await self._write()
+        taken, self.waiting = self.waiting, []
+        for entry in taken:
+            self._append(NewEvent("input", entry.model_dump(mode="json")))
+        return taken
 
     async def announce(self, call: NewEvent | None = None) -> None:
         if call is None:

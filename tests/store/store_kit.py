@@ -28,6 +28,7 @@ from subagent_tasks.testing.faults import age_lease, end_outage
 
 NAMESPACE = "store"
 PARENT, RUN, WORKER, OTHER_WORKER, HOST = "parent", "run-1", "worker-1", "worker-2", "host-1"
+OWN_RUN, OTHER_HOST = "own-run-1", "host-2"
 QUEUE = f"{NAMESPACE}.subagents.spawn"
 MAX_NOTICES = 5
 LEASE_MS = 6_000
@@ -78,15 +79,19 @@ class Store:
         prompt: str = "do it",
         max_depth: int | None = None,
         max_active_jobs: int = 10,
+        caller: str = HOST,
+        token: int | None = None,
     ) -> Admission:
         return await self.runs.admit(
             run_id,
             owner=owner,
             mode=mode,
-            spec=spec(prompt=prompt, max_depth=max_depth),
+            spec=spec(prompt=prompt, max_depth=max_depth, owner_queue=None if token is None else QUEUE),
             entry=InboxEntry(message_id=run_id, text=prompt),
             message=f"message of {run_id}",
             max_active_jobs=max_active_jobs,
+            caller=caller,
+            token=token,
         )
 
     async def claim(self, run_id: str = RUN, *, worker: str = WORKER, claim_id: str = "claim-1") -> RunRecord | str:
@@ -95,8 +100,12 @@ class Store:
     async def settle(
         self, lease: Lease, *, ending: Ending | None = None, on_behalf: Literal["driver", "sweeper"] = "driver"
     ) -> str:
+        record = await self.runs.get(lease.run_id) or a_record(lease.run_id)
         ending = ending or await self.ending(lease.run_id, settle_id=f"{on_behalf}:{lease.token}")
-        return await self.runs.settle(lease, owner=PARENT, queue=QUEUE, on_behalf=on_behalf, ending=ending)
+        ended = await self.runs.settle(
+            record, lease, on_behalf=on_behalf, ending=ending, wake_message="message after waking"
+        )
+        return ended.word
 
     async def kill(
         self,
@@ -106,18 +115,22 @@ class Store:
         authority: str = PARENT,
         told: Literal["kill", ""] = "",
         reason: str = "no longer needed",
+        lost_caller: str = "",
     ) -> str:
+        record = await self.runs.get(run_id) or a_record(run_id)
         ending = await self.ending(run_id, settle_id=f"kill:{kill_id}", killed=reason)
-        return await self.runs.kill(
-            run_id,
+        ended = await self.runs.kill(
+            record,
             kill_id=kill_id,
-            owner=PARENT,
-            queue=QUEUE,
             reason=reason,
             authority=authority,
             told=told,
             ending=ending,
+            wake_message="message after waking",
+            lost_caller=lost_caller,
+            lease_ms=LEASE_MS,
         )
+        return ended.word
 
     async def release(self, lease: Lease) -> str:
         return await self.runs.release(lease, queue=QUEUE, message="message after a release")
@@ -147,6 +160,28 @@ class Store:
         record = await self.claim(run_id, worker=worker)
         assert isinstance(record, RunRecord), record
         return Lease(run_id, record.token, worker)
+
+    async def delegating(self, own_run: str = OWN_RUN, *, mode: Mode = "foreground") -> Lease:
+        """A driven run that has started a run of its own."""
+        lease = await self.driven()
+        assert (await self.admit(own_run, owner=RUN, mode=mode, token=lease.token)).word == "accepted"
+        return lease
+
+    async def suspend(self, lease: Lease, *awaited: str, wake_at: int = 0, alarm_ms: int = 10**15) -> str:
+        return await self.runs.suspend(lease, seq=0, awaited=awaited or (OWN_RUN,), wake_at=wake_at, alarm_ms=alarm_ms)
+
+    async def suspended(self, *, alarm_ms: int = 10**15) -> Lease:
+        """A run that waits for a run of its own. The lease is the one it gave up."""
+        lease = await self.delegating()
+        assert await self.suspend(lease, alarm_ms=alarm_ms) == "suspended"
+        return lease
+
+    async def own_run_driven(self) -> Lease:
+        """A suspended run's own run, driven."""
+        await self.suspended()
+        record = await self.claim(OWN_RUN)
+        assert isinstance(record, RunRecord), record
+        return Lease(OWN_RUN, record.token, WORKER)
 
     async def orphaned(self, run_id: str = RUN, *, mode: Mode = "background") -> Lease:
         """A run whose worker fell silent."""
@@ -233,9 +268,11 @@ async def celery_state(store: Store) -> str:
     return str(json.loads(cast("str", await store.client.get(celery_result_key(RUN))))["status"])
 
 
-def spec(*, prompt: str = "do it", max_depth: int | None = None) -> RunSpec:
+def spec(*, prompt: str = "do it", max_depth: int | None = None, owner_queue: str | None = None) -> RunSpec:
     request = ChildRequest(label="a task", prompt=prompt, max_depth=max_depth)
-    return RunSpec(provider="spawn", queue=QUEUE, label="a task", request=request, run_limit_seconds=60)
+    return RunSpec(
+        provider="spawn", queue=QUEUE, label="a task", request=request, run_limit_seconds=60, owner_queue=owner_queue
+    )
 
 
 def a_record(run_id: str = RUN) -> RunRecord:

@@ -152,9 +152,9 @@ async def test_a_run_below_the_depth_limit_is_accepted_and_no_deeper(store: Stor
 
 async def test_depth_counts_from_the_owners_record(store: Store) -> None:
     """P9: what a caller claims of its own depth is not asked."""
-    await store.driven("run-1")
-    assert (await store.admit("run-2", owner="run-1", max_depth=1)).details == ("2", "1")
-    assert (await store.admit("run-3", owner="run-1", max_depth=2)).word == "accepted"
+    lease = await store.driven("run-1")
+    assert (await store.admit("run-2", owner="run-1", max_depth=1, token=lease.token)).details == ("2", "1")
+    assert (await store.admit("run-3", owner="run-1", max_depth=2, token=lease.token)).word == "accepted"
     record = await store.runs.get("run-3")
     assert isinstance(record, RunRecord)
     assert (record.depth, record.root) == (2, PARENT)

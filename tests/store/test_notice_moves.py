@@ -88,7 +88,7 @@ async def test_a_cursor_of_a_busy_session_has_no_lifetime(store: Store) -> None:
 async def test_reading_a_settled_job_withdraws_its_notice(store: Store) -> None:
     """protocol §5: a terminal read is its report."""
     await settle(store, "run-1", "run-2")
-    record = await store.runs.collect("run-1", owner=PARENT)
+    record = await store.runs.collect("run-1", owner=PARENT, is_child=False)
     assert isinstance(record, RunRecord)
     assert record.snapshot().status == "completed"
     assert [notice.sender_id for notice in await store.sessions.notices(PARENT, after="0-0")] == ["run-2"]
@@ -97,7 +97,7 @@ async def test_reading_a_settled_job_withdraws_its_notice(store: Store) -> None:
 async def test_reading_a_running_job_reports_nothing(store: Store) -> None:
     """protocol §5: its ending is announced."""
     lease = await store.driven()
-    record = await store.runs.collect(RUN, owner=PARENT)
+    record = await store.runs.collect(RUN, owner=PARENT, is_child=False)
     assert isinstance(record, RunRecord)
     assert record.snapshot().status == "running"
     await store.settle(lease)
@@ -107,28 +107,28 @@ async def test_reading_a_running_job_reports_nothing(store: Store) -> None:
 async def test_reading_a_job_again_when_it_is_settled_withdraws_its_notice(store: Store) -> None:
     """protocol §5: only the terminal read is the report."""
     lease = await store.driven()
-    await store.runs.collect(RUN, owner=PARENT)
+    await store.runs.collect(RUN, owner=PARENT, is_child=False)
     await store.settle(lease)
-    await store.runs.collect(RUN, owner=PARENT)
+    await store.runs.collect(RUN, owner=PARENT, is_child=False)
     assert await store.sessions.notices(PARENT, after="0-0") == []
 
 
 async def test_a_stranger_reads_no_job(store: Store) -> None:
     """design §6: and withdraws no notice."""
     await settle(store, RUN)
-    assert await store.runs.collect(RUN, owner="stranger") == "unauthorized"
+    assert await store.runs.collect(RUN, owner="stranger", is_child=False) == "unauthorized"
     assert len(await store.sessions.notices(PARENT, after="0-0")) == 1
 
 
 async def test_an_unknown_job_is_unknown(store: Store) -> None:
     """Field fault 24: not `pending`."""
-    assert await store.runs.collect(RUN, owner=PARENT) == "unknown"
+    assert await store.runs.collect(RUN, owner=PARENT, is_child=False) == "unknown"
 
 
 async def test_a_parent_sessions_id_is_no_job(store: Store) -> None:
     """Field fault 24."""
     await store.sessions.open(PARENT)
-    assert await store.runs.collect(PARENT, owner=PARENT) == "unknown"
+    assert await store.runs.collect(PARENT, owner=PARENT, is_child=False) == "unknown"
     assert await store.runs.get(PARENT) is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any, cast
 
 from store_kit import HOST, LEASE_MS, NAMESPACE, OTHER_WORKER, PARENT, QUEUE, RUN, WORKER, Store
@@ -12,6 +13,7 @@ from subagent_tasks.execution import Executor
 from subagent_tasks.protocol.ports import Ids
 from subagent_tasks.protocol.records import RunRecord
 from subagent_tasks.queue.publisher import ScriptPublisher
+from subagent_tasks.settling import Settler
 from subagent_tasks.store.runs import Lease
 from subagent_tasks.sweeper import Sweeper, Swept
 from subagent_tasks.testing import wait_until
@@ -21,11 +23,16 @@ SETTINGS = BrokerSettings(namespace=NAMESPACE, lease_seconds=LEASE_MS / 1000)
 IDS = Ids(new=lambda: "fresh-id", now_iso=lambda: "2030-01-01T00:00:00+00:00")
 
 
+def settler(store: Store) -> Settler:
+    return Settler(runs=store.runs, publisher=ScriptPublisher(), settings=SETTINGS, ids=IDS)
+
+
 async def sweep(store: Store) -> Swept:
     """One sweep of a living host, right now."""
     sweeper = Sweeper(
         runs=store.runs,
         processes=store.processes,
+        settler=settler(store),
         publisher=ScriptPublisher(),
         settings=SETTINGS,
         process_id=HOST,
@@ -233,7 +240,8 @@ def executor(store: Store) -> Executor:
     return Executor(
         runs=store.runs,
         providers={},
-        tools=Toolbox(),
+        tools_of=lambda _: nullcontext(Toolbox()),
+        settler=settler(store),
         publisher=ScriptPublisher(),
         settings=SETTINGS,
         process_id=WORKER,

@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 import redis
-from store_kit import HOST, OTHER_WORKER, PARENT, QUEUE, RUN, WORKER, Store, masked
+from store_kit import (
+    HOST,
+    OTHER_HOST,
+    OTHER_WORKER,
+    OWN_RUN,
+    PARENT,
+    QUEUE,
+    RUN,
+    WORKER,
+    Store,
+    masked,
+)
 
 from subagent_tasks.errors import SubagentError
 from subagent_tasks.protocol import scripts
@@ -69,9 +80,68 @@ async def newer_run(store: Store) -> None:
     await store.set_field("version", 99)
 
 
-async def suspended(store: Store) -> None:
-    await queued_with_beat(store)
-    await store.set_field("state", "suspended")
+async def suspended(store: Store) -> Lease:
+    return await store.suspended()
+
+
+async def delegating(store: Store) -> Lease:
+    return await store.delegating()
+
+
+async def own_run_driven(store: Store) -> Lease:
+    return await store.own_run_driven()
+
+
+async def own_run_settled(store: Store) -> Lease:
+    lease = await store.delegating()
+    assert await store.kill(OWN_RUN, authority=RUN) == "killed"
+    return lease
+
+
+async def killed_while_delegating(store: Store) -> Lease:
+    lease = await store.delegating()
+    assert await store.kill(kill_id="earlier") == "requested"
+    return lease
+
+
+async def alarmed(store: Store) -> None:
+    await store.suspended(alarm_ms=1_000)
+
+
+async def alarmed_and_sweepable(store: Store) -> None:
+    await alarmed(store)
+    await store.may_sweep()
+
+
+async def ended_with_its_own_unsettled(store: Store) -> None:
+    lease = await store.delegating()
+    assert await store.settle(lease) == "settled"
+
+
+async def cascaded_through(store: Store) -> None:
+    await ended_with_its_own_unsettled(store)
+    assert await store.kill(OWN_RUN, authority="") == "killed"
+
+
+async def called(store: Store) -> None:
+    await store.processes.beat(HOST)
+    await store.queued(mode="foreground")
+
+
+async def called_by_the_lost(store: Store) -> None:
+    await called(store)
+    await store.client.zadd(store.keys.processes, {HOST: 1_000})
+
+
+async def called_and_driven(store: Store) -> None:
+    await called_by_the_lost(store)
+    await store.processes.beat(WORKER)
+    assert await store.claim() != "driven"
+
+
+async def called_again_elsewhere(store: Store) -> None:
+    await called_by_the_lost(store)
+    assert (await store.admit(mode="foreground", caller=OTHER_HOST)).word == "accepted"
 
 
 async def driven(store: Store) -> Lease:
@@ -198,6 +268,38 @@ def release(store: Store, lease: Lease) -> Awaitable[object]:
     return store.release(lease)
 
 
+def admit_own(store: Store, lease: Lease) -> Awaitable[object]:
+    return store.admit("own-run-2", owner=RUN, mode="foreground", token=lease.token)
+
+
+def admit_own_for_another(store: Store, lease: Lease) -> Awaitable[object]:
+    return store.admit("own-run-2", owner=RUN, mode="foreground", token=lease.token + 1)
+
+
+def admit_elsewhere(store: Store, _: Lease) -> Awaitable[object]:
+    return store.admit(mode="foreground", caller=OTHER_HOST)
+
+
+def suspend(store: Store, lease: Lease) -> Awaitable[object]:
+    return store.suspend(lease)
+
+
+def wake(store: Store, _: Lease) -> Awaitable[object]:
+    return store.runs.wake(RUN, queue=QUEUE, alarm_ms=1_000, message="message after an alarm")
+
+
+def kill_for_the_lost(store: Store, _: Lease) -> Awaitable[object]:
+    return store.kill(authority="", lost_caller=HOST)
+
+
+def unhold(store: Store, _: Lease) -> Awaitable[object]:
+    return store.runs.unhold(RUN, caller=HOST)
+
+
+def cascaded(store: Store, _: Lease) -> Awaitable[object]:
+    return store.runs.cascaded(RUN)
+
+
 def reclaim(store: Store, lease: Lease) -> Awaitable[object]:
     return store.reclaim(lease)
 
@@ -207,7 +309,7 @@ async def forget(store: Store, _: Lease) -> object:
 
 
 def collect(store: Store, _: Lease) -> Awaitable[object]:
-    return store.runs.collect(RUN, owner=PARENT)
+    return store.runs.collect(RUN, owner=PARENT, is_child=False)
 
 
 def acknowledge(store: Store, _: Lease) -> Awaitable[object]:
@@ -241,6 +343,10 @@ CASES = [
     Case(S.ADMIT, ("refused", "depth"), opened, lambda store, _: store.admit(max_depth=0)),
     Case(S.ADMIT, ("refused", "active_jobs"), queued, lambda store, _: store.admit("run-2", max_active_jobs=1)),
     Case(S.ADMIT, ("unknown_owner",), nothing, lambda store, _: store.admit()),
+    Case(S.ADMIT, ("accepted", "queued"), delegating, admit_own, "by-a-child"),
+    Case(S.ADMIT, ("accepted", "queued"), called_by_the_lost, admit_elsewhere, "again-elsewhere"),
+    Case(S.ADMIT, ("stop", "kill"), killed_while_delegating, admit_own),
+    Case(S.ADMIT, ("stale",), delegating, admit_own_for_another),
     Case(S.CLAIM, ("claimed",), queued_with_beat, first_claim, "queued"),
     Case(S.CLAIM, ("claimed",), orphaned_with_heir, other_claim, "from-the-dead"),
     Case(S.CLAIM, ("nothing_to_do", "gone"), nothing, first_claim),
@@ -258,6 +364,18 @@ CASES = [
     Case(S.APPEND, ("ok",), taken, record, "record"),
     Case(S.APPEND, ("stop", "kill"), killed_while_driven, announce),
     Case(S.APPEND, ("stale",), settled, announce),
+    Case(S.SUSPEND, ("suspended",), delegating, suspend),
+    Case(S.SUSPEND, ("go_on",), own_run_settled, suspend),
+    Case(S.SUSPEND, ("stop", "kill"), killed_while_delegating, suspend),
+    Case(S.SUSPEND, ("stale",), settled, suspend),
+    Case(S.WAKE, ("woken",), alarmed, wake),
+    Case(S.WAKE, ("moved_on",), suspended, wake),
+    Case(S.CASCADED, ("done",), cascaded_through, cascaded),
+    Case(S.CASCADED, ("not_yet",), ended_with_its_own_unsettled, cascaded),
+    Case(S.UNHOLD, ("forgotten",), called_again_elsewhere, unhold),
+    Case(S.UNHOLD, ("kept",), called, unhold),
+    Case(S.SETTLE, ("settled", "wake"), own_run_driven, settle),
+    Case(S.SETTLE, ("settled", "cascade"), delegating, settle),
     Case(S.SETTLE, ("settled",), driven, settle, "job"),
     Case(S.SETTLE, ("settled",), driven_foreground, settle, "foreground"),
     Case(S.SETTLE, ("settled",), killed_while_driven, settle, "killed"),
@@ -271,6 +389,12 @@ CASES = [
     Case(S.KILL, ("requested",), killed_while_driven, kill_by_model, "second"),
     Case(S.KILL, ("already_finished",), settled, kill, "announced"),
     Case(S.KILL, ("already_finished",), settled, kill_by_model, "by-the-model"),
+    Case(S.KILL, ("killed", "cascade"), suspended, kill),
+    Case(S.KILL, ("requested", "cascade"), delegating, kill),
+    Case(S.KILL, ("killed",), called_by_the_lost, kill_for_the_lost, "for-a-lost-caller"),
+    Case(S.KILL, ("requested",), called_and_driven, kill_for_the_lost, "for-a-lost-caller"),
+    Case(S.KILL, ("not_lost",), called, kill_for_the_lost, "in-time"),
+    Case(S.KILL, ("not_lost",), called_again_elsewhere, kill_for_the_lost, "elsewhere"),
     Case(S.KILL, ("unauthorized",), queued, lambda store, _: store.kill(authority="stranger")),
     Case(S.KILL, ("unknown",), nothing, kill),
     Case(S.RELEASE, ("released",), driven, release),
@@ -285,13 +409,17 @@ CASES = [
     Case(S.BEAT, ("ok",), killed_while_driven, lambda store, _: store.processes.beat(WORKER), "killed"),
     Case(S.RETIRE, ("retired",), beating, lambda store, _: store.processes.retire(WORKER, on_behalf="self")),
     Case(S.RETIRE, ("still_needed",), driven, lambda store, _: store.processes.retire(WORKER, on_behalf="self")),
+    Case(S.RETIRE, ("still_needed",), called, lambda store, _: store.processes.retire(HOST, on_behalf="self"), "held"),
     Case(S.GUARD, ("sweep",), sweepable, guard),
+    Case(S.GUARD, ("sweep",), alarmed_and_sweepable, guard, "alarmed"),
     Case(S.GUARD, ("wait",), swept_by_another, guard),
     Case(S.FORGET, ("forgotten",), expired, forget),
     Case(S.FORGET, ("kept",), settled, forget),
     Case(S.COLLECT, ("job",), settled, collect, "settled"),
     Case(S.COLLECT, ("job",), driven, collect, "running"),
-    Case(S.COLLECT, ("unauthorized",), queued, lambda store, _: store.runs.collect(RUN, owner="stranger")),
+    Case(
+        S.COLLECT, ("unauthorized",), queued, lambda store, _: store.runs.collect(RUN, owner="stranger", is_child=False)
+    ),
     Case(S.COLLECT, ("unknown",), nothing, collect),
     Case(S.ACK_NOTICE, ("ok",), settled, acknowledge, "first"),
     Case(S.ACK_NOTICE, ("ok",), acknowledged, acknowledge, "late"),

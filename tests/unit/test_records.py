@@ -82,18 +82,13 @@ def test_a_newer_record_is_refused_even_if_it_looks_different() -> None:
 
 def test_a_spec_survives_its_record() -> None:
     """Stored as JSON, read as JSON."""
-    spec = a_spec(tool="subagent", callId="c1", mayResume=False, caller="host-1")
+    spec = a_spec(tool="subagent", callId="c1", mayResume=False, ownerQueue="q")
     assert RunSpec.model_validate_json(spec.to_json()) == spec
 
 
 def test_the_same_request_has_the_same_digest() -> None:
     """protocol §3: a repeated call id re-attaches."""
     assert a_spec().digest(mode="background") == a_spec().digest(mode="background")
-
-
-def test_who_asks_is_no_part_of_the_digest() -> None:
-    """A call repeated from a restarted host is the same call."""
-    assert a_spec(caller="host-1").digest(mode="background") == a_spec(caller="host-2").digest(mode="background")
 
 
 @pytest.mark.parametrize(

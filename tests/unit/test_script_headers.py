@@ -17,7 +17,7 @@ LUA = Path(subagent_tasks.protocol.__file__).parent / "lua"
 INCLUDES = {"_now", "_beats", "_enqueue", "_finish"}
 PROVIDES = {
     "_now": ("now_ms(", "now_us("),
-    "_beats": ("is_alive(",),
+    "_beats": ("is_alive(", "silent_ms("),
     "_enqueue": ("enqueue(",),
     "_finish": ("finish(",),
 }
@@ -139,7 +139,10 @@ def test_a_script_touches_only_declared_keys(script: Script) -> None:
     assert all(name.strip().startswith("K.") for loop in loops for name in loop.split(","))
     calls = re.findall(r"redis\.call\('(\w+)'(?:,\s*([^,)]+))?", code)
     touched = {key.strip() for command, key in calls if command not in ("TIME", "PUBLISH")}
-    assert {key for key in touched if not key.startswith("K.")} <= ({"key"} if loops else set())
+    # `enqueue` is given its keys: those of the run, or of an owner that goes on.
+    given = re.findall(r"(?<!function )enqueue\(A\.\w+, K\.\w+, K\.\w+, A\.\w+, .+\)", code)
+    assert len(given) == len(re.findall(r"(?<!function )enqueue\(", code))
+    assert {key for key in touched if not key.startswith("K.")} <= {"queued", "queue", *(["key"] if loops else [])}
 
 
 @every_script
@@ -190,7 +193,7 @@ def test_a_script_leaves_only_states_the_table_lets_it_leave(script: Script) -> 
 def test_no_script_names_a_state_to_leave_by_itself(script: Script) -> None:
     """A state written into a script is one it enters, or one that means 'it is already done'."""
     written = re.findall(r"'HSET', K\.record, 'state', '(\w+)'", code_of(script.name, *script.includes))
-    assert set(written) <= {"queued", "driven", "settled"}
+    assert set(written) <= {"queued", "driven", "suspended", "settled"}
 
 
 def test_every_lua_file_is_a_script_or_an_include() -> None:

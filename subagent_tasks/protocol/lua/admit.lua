@@ -6,13 +6,16 @@
 --   jobs        zset    the owner's jobs
 --   active      set     the owner's unsettled jobs
 --   unsettled   set     the owner's unsettled runs
---   notices     stream  the owner's notices
+--   notices     stream  the owner's notices; of a child, its inbox
 --   cursors     hash    the owner's cursors
+--   held        set     foreground runs whose caller the host process is
 --   queued      zset    runs waiting in the queue
 --   queue       list    the Celery queue
 -- ARGV
 --   id              the run id
 --   owner_id        the owner's session id
+--   token           the owner's fencing token when the owner is a child, which its driver acts for; else empty
+--   caller          the process that waits for a foreground run
 --   version         the record version this process writes
 --   digest          what was asked for, as a digest: a repeated id must ask for the same
 --   mode            foreground | background
@@ -26,16 +29,27 @@
 --   conflict: the id is taken by another request, or another owner's
 --   refused active_jobs <limit> | refused depth <attempted> <max>
 --   unknown_owner: the owner's session does not exist (any more)
+--   stop kill: the owner is a child and was killed, so it starts nothing
+--   stale: the owner is a child and somebody else drives it, or nobody
 -- PUBLISHES
 --   nothing; pushes the message
 local known = record('kind', 'digest', 'state', 'owner')
 if known.kind then
-  if known.digest == A.digest and known.owner == A.owner_id then return { 'accepted', known.state } end
-  return { 'conflict' }
+  -- A child repeats only what stands in its transcript: if the digests differ, the configuration has changed since.
+  if known.owner ~= A.owner_id or (known.digest ~= A.digest and A.token == '') then return { 'conflict' } end
+  if A.token == '' and A.mode == 'foreground' and known.state ~= 'settled' then
+    redis.call('HSET', K.record, 'caller', A.caller)
+    redis.call('SADD', K.held, A.id)
+  end
+  return { 'accepted', known.state }
 end
 
-local owner = redis.call('HMGET', K.owner, 'depth', 'root')
+local owner = redis.call('HMGET', K.owner, 'depth', 'root', 'kind', 'state', 'token', 'kill')
 if not owner[1] then return { 'unknown_owner' } end
+if owner[3] ~= 'parent' then
+  if owner[4] ~= 'driven' or owner[5] ~= A.token then return { 'stale' } end
+  if owner[6] then return { 'stop', 'kill' } end
+end
 local depth = tonumber(owner[1]) + 1
 if A.max_depth ~= '' and depth > tonumber(A.max_depth) then
   return { 'refused', 'depth', depth, A.max_depth }
@@ -46,8 +60,8 @@ end
 
 local now = now_us()
 redis.call('HSET', K.record, 'version', A.version, 'kind', 'one-shot', 'id', A.id, 'owner', A.owner_id, 'root', owner[2],
-  'depth', depth, 'digest', A.digest, 'mode', A.mode, 'state', 'queued', 'token', 0, 'seq', 0, 'attempt', 0,
-  'created_at', math.floor(now / 1000), unpack(ARGV, REST))
+  'depth', depth, 'digest', A.digest, 'mode', A.mode, 'caller', A.caller, 'state', 'queued', 'token', 0, 'seq', 0,
+  'attempt', 0, 'created_at', math.floor(now / 1000), unpack(ARGV, REST))
 redis.call('XADD', K.inbox, '*', 'lane', 'next-turn', 'd', A.entry)
 if redis.call('SADD', K.unsettled, A.id) == 1 and redis.call('SCARD', K.unsettled) == 1 then
   for _, key in ipairs({ K.jobs, K.notices, K.cursors, K.owner }) do redis.call('PERSIST', key) end
@@ -55,6 +69,8 @@ end
 if A.mode == 'background' then
   redis.call('ZADD', K.jobs, now, A.id)
   redis.call('SADD', K.active, A.id)
+elseif owner[3] == 'parent' then
+  redis.call('SADD', K.held, A.id)
 end
-enqueue(math.floor(now / 1000))
+enqueue(A.id, K.queued, K.queue, A.message, math.floor(now / 1000))
 return { 'accepted', 'queued' }

@@ -18,7 +18,7 @@
 --   nothing_to_do <gone | settled | suspended | driven | no_heartbeat | unsupported>
 -- PUBLISHES
 --   nothing
-local run = record('state', 'worker', 'token', 'claim_id', 'version', 'attempt', 'started_at')
+local run = record('state', 'worker', 'token', 'claim_id', 'version', 'attempt', 'started_at', 'resting', 'episode')
 if not run.state then return { 'nothing_to_do', 'gone' } end
 if run.state == 'driven' and run.worker == A.worker and run.claim_id == A.claim_id then
   return { 'claimed', tonumber(run.token), redis.call('HGETALL', K.record) }
@@ -48,7 +48,8 @@ end
 
 local token = run.token + 1
 redis.call('HSET', K.record, 'state', 'driven', 'worker', A.worker, 'claim_id', A.claim_id, 'token', token,
-  'claimed_at', now, 'driver', A.worker)
+  'claimed_at', now, 'driver', A.worker, 'episode', run.resting and run.episode or A.claim_id)
+redis.call('HDEL', K.record, 'resting')
 if not run.started_at then redis.call('HSET', K.record, 'started_at', now) end
 redis.call('SADD', K.driven, A.id)
 -- STARTED keeps a stray plain `revoke` from storing REVOKED over a run that goes on.

@@ -1,7 +1,7 @@
 -- collect: reads a job for its owner; a terminal reading is its report, so the notice is withdrawn in the same step.
 -- KEYS
 --   record   hash    the run's record
---   notices  stream  the owner's notices
+--   notices  stream  the owner's notices; of a child, its inbox
 -- ARGV
 --   authority  the session that asks and must own the run
 -- RETURNS

@@ -27,5 +27,5 @@ if run.kill then return { 'stop', 'kill' } end
 redis.call('HSET', K.record, 'state', 'queued', 'worker', '', 'token', run.token + 1, 'attempt', run.attempt + 1,
   'reclaimed', A.token)
 redis.call('SREM', K.driven, A.id)
-enqueue(now_ms())
+enqueue(A.id, K.queued, K.queue, A.message, now_ms())
 return { 'requeued' }

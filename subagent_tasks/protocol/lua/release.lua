@@ -20,5 +20,5 @@ if not departs[run.state] or run.token ~= A.token then return { 'stale' } end
 if run.kill then return { 'stop', 'kill' } end
 redis.call('HSET', K.record, 'state', 'queued', 'worker', '', 'token', run.token + 1, 'released', A.token)
 redis.call('SREM', K.driven, A.id)
-enqueue(now_ms())
+enqueue(A.id, K.queued, K.queue, A.message, now_ms())
 return { 'released' }

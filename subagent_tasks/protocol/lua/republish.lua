@@ -17,5 +17,5 @@ if run.republished == A.since_ms then return { 'republished' } end
 local since = redis.call('ZSCORE', K.queued, A.id)
 if run.state ~= 'queued' or not since or tonumber(since) ~= tonumber(A.since_ms) then return { 'moved_on' } end
 redis.call('HSET', K.record, 'republished', A.since_ms)
-enqueue(now_ms())
+enqueue(A.id, K.queued, K.queue, A.message, now_ms())
 return { 'republished' }
