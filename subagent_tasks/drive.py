@@ -124,19 +124,19 @@ class LeasedDrive:
             async with asyncio.timeout(timeout_seconds):
                 await self._no_open_call.wait()
 
-    async def suspend(self, awaited: Sequence[str], *, wake_at: int, alarm_ms: int | None) -> None:
+    async def suspend(self, awaited: Sequence[str], *, wake_at: int, alarm_ms: int | None) -> Literal["busy", "go_on"]:
         """Let go of the run until no more than `wake_at` of the awaited runs are unsettled (protocol §3).
 
         `alarm_ms` is when it goes on at the latest, as Redis time; None for its run limit. Raises `DriveStopped` once
-        the run is suspended. Returns when it is not: a tool call runs still, or so many have settled meanwhile.
+        the run is suspended. Returns why it is not: a tool call runs still, or so many have settled meanwhile.
         """
         alarm_ms = self._limit_at_ms if alarm_ms is None else min(alarm_ms, self._limit_at_ms)
 
-        async def move() -> None:
+        async def move() -> Literal["busy", "go_on"]:
             async with self._writing:
                 self._check()
                 if self._open_calls:
-                    return
+                    return "busy"
                 answer = await self._persist(
                     lambda: self._runs.suspend(
                         self._lease, seq=self._seq, awaited=awaited, wake_at=wake_at, alarm_ms=alarm_ms
@@ -147,8 +147,9 @@ class LeasedDrive:
                     raise DriveStopped("suspend")
                 if answer != "go_on":
                     raise self._refused(answer)
+                return answer
 
-        await self._whole(move())
+        return await self._whole(move())
 
     async def _append(self, purpose: Literal["announce", "record"], events: Sequence[NewEvent]) -> None:
         async def write() -> None:

@@ -8,15 +8,16 @@ something else of the child runs in this process, the waits are held here instea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from broker_config import BrokerSettings
 from subagent_tasks.delegation import Delegation
 from subagent_tasks.drive import LeasedDrive, persist
-from subagent_tasks.errors import DriveStopped
+from subagent_tasks.errors import BrokerUnavailable, DriveStopped
 from subagent_tasks.protocol.models import Mode, Outcome
 from subagent_tasks.protocol.records import RunSpec
 from subagent_tasks.waiting import Waiting
@@ -153,8 +154,9 @@ class OwnRuns:
                     if await self._listen():
                         await self._answer()
                     continue
-                await self._suspend()
-                if not await self._answer() and self._can_only_wait:
+                if await self._suspend() == "busy":
+                    continue
+                if not await self._answer():
                     # Gone from the index, yet no outcome that this process can read: nothing to ask about in a rush.
                     await asyncio.sleep(self._lease_seconds / 12)
             self._waiter = None
@@ -165,12 +167,12 @@ class OwnRuns:
             if not isinstance(error, DriveStopped):
                 raise
 
-    async def _suspend(self) -> None:
+    async def _suspend(self) -> Literal["busy", "go_on"]:
         awaited = list(dict.fromkeys(wait.run_id for wait in self._waits))
         deadlines = [wait.until_ms for wait in self._waits if wait.until_ms is not None]
         # Whoever stands behind may start as soon as one has ended.
         wake_at = len(awaited) - 1 if self._behind else 0
-        await self._drive.suspend(awaited, wake_at=wake_at, alarm_ms=min(deadlines, default=None))
+        return await self._drive.suspend(awaited, wake_at=wake_at, alarm_ms=min(deadlines, default=None))
 
     async def _answer(self) -> bool:
         """Give those their answers who can have one; whether anybody got one."""
@@ -197,8 +199,10 @@ class OwnRuns:
             if resting.done() and not self._ends_soon:
                 return False
             if not self._is_attached:
-                await self._waiting.attach(self._drive.session_id)
-                self._is_attached = True
+                # Not heard, endings are found by the periodic look that is kept for lost messages.
+                with contextlib.suppress(BrokerUnavailable):
+                    await self._waiting.attach(self._drive.session_id)
+                    self._is_attached = True
             return await self._hear(resting)
         finally:
             resting.cancel()

@@ -34,6 +34,8 @@ class Story:
         self._record = record
         self._full = full
         self._started_ms: dict[str, int] = {}
+        self._asked_ms = record.created_at
+        self._which: dict[str, str] = {}
         self._previous_ms = record.created_at
         self._last_words = ""
 
@@ -80,9 +82,12 @@ class Story:
                 return self._response(event, data.get("message") or {})
             case "tool_call":
                 self._started_ms[str(data.get("tool_call_id"))] = event.at_ms
-                return [f"runs the tool {_safe(data.get('tool_name'))}"]
+                return [f"runs the tool {self._tool(data)}"]
             case "tool_result":
                 return self._result(event, data)
+            case "suspended":
+                awaited = ", ".join(_safe(run_id) for run_id in cast("Sequence[object]", data.get("awaited") or ()))
+                return [f"waits for runs of its own, and holds no worker: {awaited}"]
             case "settled":
                 return []
             case _:
@@ -93,8 +98,10 @@ class Story:
         tokens = f"{usage.get('input_tokens', 0)} tokens in, {usage.get('output_tokens', 0)} out"
         cut = "; cut off at its token limit" if message.get("finish_reason") == "length" else ""
         took = spelled((event.at_ms - self._previous_ms) / 1000)
+        self._asked_ms = event.at_ms
         told = [f"the model {_safe(message.get('model_name') or '?')} answers after {took} ({tokens}){cut}"]
         parts = cast("Sequence[Mapping[str, Any]]", message.get("parts") or ())
+        self._which = _which_of_several(parts)
         self._last_words = "".join(str(part.get("content", "")) for part in parts if part.get("part_kind") == "text")
         return told + self._parts(parts)
 
@@ -107,15 +114,19 @@ class Story:
                 case "thinking" if part.get("content"):
                     told += [f"{INDENT}thinks:", *self._text(part.get("content"), MAX_STEP_CHARACTERS)]
                 case "tool-call":
-                    told += [f"{INDENT}calls {_safe(part.get('tool_name'))} with"]
+                    which = self._which.get(str(part.get("tool_call_id")), "")
+                    told += [f"{INDENT}calls {_safe(part.get('tool_name'))}{which} with"]
                     told += self._text(part.get("args") or {}, MAX_STEP_CHARACTERS)
                 case kind:
                     told += [f"{INDENT}{_safe(kind)}:", *self._text(part.get("content"), MAX_STEP_CHARACTERS)]
         return told
 
     def _result(self, event: TranscriptEvent, data: Mapping[str, Any]) -> list[str]:
-        name, started_ms = _safe(data.get("tool_name")), self._started_ms.pop(str(data.get("tool_call_id")), None)
+        name, started_ms = self._tool(data), self._started_ms.pop(str(data.get("tool_call_id")), None)
         outcome = data.get("outcome", "success")
+        if started_ms is None and (outcome == "success" or str(data.get("content")).startswith("Error: ")):
+            # Our own tools ask by their own moves whether they may start, so they are not announced.
+            started_ms = self._asked_ms
         if data.get("effect") == "unknown":
             said = f"the tool {name} may have had an effect: what ran it stopped before its result was written down"
         elif started_ms is None:
@@ -124,6 +135,9 @@ class Story:
             how = {"success": "returned", "failed": "failed"}.get(str(outcome), f"ended ({_safe(outcome)})")
             said = f"the tool {name} {how} after {spelled((event.at_ms - started_ms) / 1000)}"
         return [f"{said}:", *self._text(data.get("content"), MAX_STEP_CHARACTERS)]
+
+    def _tool(self, data: Mapping[str, Any]) -> str:
+        return f"{_safe(data.get('tool_name'))}{self._which.get(str(data.get('tool_call_id')), '')}"
 
     def _outcome(self, record: RunRecord) -> list[str]:
         outcome, finished_ms = record.outcome, record.finished_at or record.created_at
@@ -164,6 +178,18 @@ class Story:
         if left_out := len(text) - len(shown):
             lines.append(f"{INDENT}… {left_out} of {len(text)} characters left out: --full shows them")
         return lines
+
+
+def _which_of_several(parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What tells the calls of one tool in one message apart, by call id."""
+    calls = [part for part in parts if part.get("part_kind") == "tool-call"]
+    told: dict[str, str] = {}
+    for call in calls:
+        same = [str(other.get("tool_call_id")) for other in calls if other.get("tool_name") == call.get("tool_name")]
+        if len(same) > 1:
+            own_id = str(call.get("tool_call_id"))
+            told[own_id] = f" ({same.index(own_id) + 1} of {len(same)})"
+    return told
 
 
 def _standing(record: RunRecord) -> list[str]:

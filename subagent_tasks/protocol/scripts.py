@@ -101,11 +101,10 @@ KILL = Script(
 )
 SUSPEND = Script(
     "suspend",
-    keys=("record", "driven", "own_unsettled", "own_awaited", "alarms"),
+    keys=("record", "transcript", "driven", "own_unsettled", "own_awaited", "alarms"),
     args=("id", "token", "seq", "wake_at", "alarm"),
     rest=True,
     move=Move.SUSPEND,
-    includes=(),
 )
 WAKE = Script(
     "wake",

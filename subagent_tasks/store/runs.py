@@ -185,6 +185,7 @@ class RunStore:
             scripts.SUSPEND,
             keys={
                 "record": self._keys.session(lease.run_id),
+                "transcript": self._keys.transcript(lease.run_id),
                 "driven": self._keys.driven(lease.worker),
                 "own_unsettled": self._keys.unsettled(lease.run_id),
                 "own_awaited": self._keys.awaited(lease.run_id),

@@ -79,11 +79,9 @@ local function finish(run)
     redis.call('ZADD', K.expiring, now + retention, A.expiry)
     redis.call('PEXPIRE', K.expiring, 2 * retention)
   end
-  -- A child's keys have lifetimes once it has settled; a parent session's while nothing of it is unsettled.
+  -- A child's keys have lifetimes once it has settled itself; a parent session's while nothing of it is unsettled.
   if owner.kind == 'parent' and redis.call('EXISTS', K.unsettled) == 0 then
     for _, key in ipairs({ K.jobs, K.notices, K.cursors, K.owner }) do redis.call('PEXPIRE', key, retention) end
-  elseif owner.state == 'settled' then
-    redis.call('PEXPIRE', K.jobs, retention)
   end
   return table.concat(follows, ' ')
 end

@@ -1,10 +1,11 @@
 -- suspend: the driver lets go of a run that can only wait for runs of its own; their endings queue it again.
 -- KEYS
---   record         hash  the run's record
---   driven         set   what the worker drives
---   own_unsettled  set   the run's own unsettled runs
---   own_awaited    set   those of them it waits for
---   alarms         zset  suspended runs, by when they go on at the latest
+--   record         hash    the run's record
+--   transcript     stream  the run's transcript
+--   driven         set     what the worker drives
+--   own_unsettled  set     the run's own unsettled runs
+--   own_awaited    set     those of them it waits for
+--   alarms         zset    suspended runs, by when they go on at the latest
 -- ARGV
 --   id       the run id
 --   token    the driver's fencing token
@@ -30,8 +31,10 @@ end
 if #awaited <= tonumber(A.wake_at) then return { 'go_on' } end
 for _, id in ipairs(awaited) do redis.call('SADD', K.own_awaited, id) end
 redis.call('ZADD', K.alarms, A.alarm, A.id)
+redis.call('XADD', K.transcript, (run.seq + 1) .. '-0', 'k', 'suspended', 'd',
+  '{"awaited":["' .. table.concat(awaited, '","') .. '"]}', 't', now_ms())
 -- Waiting is progress: it clears the count of workers lost.
-redis.call('HSET', K.record, 'state', 'suspended', 'worker', '', 'token', run.token + 1, 'suspended', A.token,
+redis.call('HSET', K.record, 'state', 'suspended', 'worker', '', 'token', run.token + 1, 'seq', run.seq + 1, 'suspended', A.token,
   'wake_at', A.wake_at, 'resting', 'yes', 'attempt', 0)
 redis.call('SREM', K.driven, A.id)
 return { 'suspended' }
