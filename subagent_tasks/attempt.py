@@ -13,11 +13,14 @@ from typing import Any, TypeVar, cast
 
 from subagent_tasks.drive import LeasedDrive, persist
 from subagent_tasks.errors import BrokerUnavailable, DriveStopped, SubagentError
+from subagent_tasks.logs import event_logger
 from subagent_tasks.protocol.interfaces import Provider, Run
 from subagent_tasks.protocol.models import ChildRequest, ChildResult, Outcome
 from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, outcome_of, stringified
 from subagent_tasks.protocol.records import RunRecord
 from subagent_tasks.store.runs import RunStore
+
+logger = event_logger(__name__)
 
 T = TypeVar("T")
 
@@ -210,10 +213,13 @@ class Attempt:
             # No new effect starts. A tool call under way may still end: else its effect is unknown for good.
             await self._drive.calls_ended(timeout_seconds=RELEASE_SECONDS)
         reason = await self._kill_reason() or str(self._drive.stopped)
-        with contextlib.suppress(Exception):
+        try:
             async with asyncio.timeout(CANCEL_SECONDS):
                 await _contained(run.cancel(reason))
                 await asyncio.wait({result})
+        except Exception as error:
+            # The type alone, as everywhere: it may quote what the run was about.
+            logger.warning("cancel failed", extra={"run_id": self._record.id, "error": type(error).__name__})
 
     async def _ended_first(self, work: asyncio.Future[T]) -> bool:
         """Wait for `work` or for the drive to be stopped; whether `work` ended."""

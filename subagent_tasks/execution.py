@@ -204,7 +204,7 @@ class Executor:
             patience_seconds=self._patience_seconds,
             spawn=self._spawn,
         )
-        # What was suspended goes on: its beginning was told.
+        # What was suspended or handed back goes on: its beginning was told.
         has_started = record.episode != attempt_id
 
         def on_start() -> None:
@@ -220,7 +220,9 @@ class Executor:
                 case "kill":
                     outcome = await self._end_killed(record, lease)
                 case "release":
-                    outcome = await self._let_go(record, lease, begun=drive.has_begun, why="the worker shut down")
+                    outcome = await self._let_go(
+                        record, lease, begun=drive.has_begun, is_told=has_started, why="the worker shut down"
+                    )
                 case "suspend":
                     logger.info("run suspended: it waits for its own", extra={"run_id": record.id})
                     outcome = None
@@ -232,7 +234,9 @@ class Executor:
         if has_started and outcome is not None:
             self._tell_ended(record, record.episode, outcome)
 
-    async def _let_go(self, record: RunRecord, lease: Lease, *, begun: bool, why: str) -> Outcome | None:
+    async def _let_go(
+        self, record: RunRecord, lease: Lease, *, begun: bool, why: str, is_told: bool = False
+    ) -> Outcome | None:
         """Hand a run back. One that had begun and may not resume ends here: its effects must not be repeated (P7).
 
         The outcome it was settled with, or None when it goes on elsewhere.
@@ -240,7 +244,7 @@ class Executor:
         if begun and not record.spec.may_resume:
             outcome = outcome_of(None, error=why)
             return outcome if await self._settle(record, lease, outcome) else None
-        if await self._release(lease, queue=record.spec.queue) == "stop":
+        if await self._release(lease, queue=record.spec.queue, is_told=is_told) == "stop":
             return await self._end_killed(record, lease)
         return None
 
@@ -280,11 +284,12 @@ class Executor:
         lease = Lease(run_id, record.token, self._process_id)
         await self._let_go(record, lease, begun=record.seq > 0, why=f"{WORKER_LOST}: Redis was away for too long")
 
-    async def _release(self, lease: Lease, *, queue: str) -> str:
+    async def _release(self, lease: Lease, *, queue: str, is_told: bool) -> str:
         task_id = self._ids.new()
         message = self._publisher.message(lease.run_id, queue=queue, task_id=task_id)
         word = await persist(
-            lambda: self._runs.release(lease, queue=queue, message=message), patience_seconds=self._patience_seconds
+            lambda: self._runs.release(lease, queue=queue, message=message, is_told=is_told),
+            patience_seconds=self._patience_seconds,
         )
         if word == "released":
             await self._publisher.publish(lease.run_id, queue=queue, task_id=task_id)

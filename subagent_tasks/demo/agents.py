@@ -25,7 +25,12 @@ def make_app(settings: BrokerSettings | None = None, *, model: str | Model = LOC
     options: dict[str, object] = {"model": model} if isinstance(model, str) else {}
     if model == LOCAL_MODEL:
         options["max_tokens"] = MAX_LOCAL_TOKENS
-    app.add_delegation_tool(provider="spawn", **({"agent_options": options} if options else {}))
+    app.add_delegation_tool(
+        provider="spawn",
+        # They read one text and answer: a tool in sight would only take the small model's time and wits.
+        tool_filter={"allow": []},
+        **({"agent_options": options} if options else {}),
+    )
     app.add_job_tools()
     return app
 

@@ -1,7 +1,7 @@
-"""The process that serves the demo's model: an OpenAI-compatible API on a free loopback port.
+"""The process that serves the demo's model: an OpenAI-compatible API, on a free loopback port unless told otherwise.
 
-Prints its URL as one line on stdout once it is ready, and ends when its stdin is closed, so that it cannot outlive the
-demo. Started by `processes.local_model`.
+Run as a program it prints its URL as one line on stdout once it is ready, and ends when its stdin is closed, so that it
+cannot outlive the demo. Started by `processes.local_model`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PARALLEL = 3
 THREADS = 2
 
 
-def serve(weights: str) -> None:
-    """Serve the weights until stdin ends."""
+def start(weights: str, *, host: str = "127.0.0.1", port: int = 0) -> Any:
+    """A server of the weights, ready; it ends with this process. Port 0 is a free one: see its `listening_address`."""
     parameters: Any = cast("Any", xllamacpp).CommonParams()
     parameters.model.path = weights
     parameters.model_alias = {MODEL_NAME}
-    parameters.hostnames = ["127.0.0.1"]
-    parameters.port = 0
+    parameters.hostnames = [host]
+    parameters.port = port
     parameters.use_jinja = True
     parameters.n_ctx = CONTEXT_TOKENS
     parameters.n_parallel = PARALLEL
@@ -36,10 +36,10 @@ def serve(weights: str) -> None:
     parameters.sampling.temp = 0.2
     parameters.sampling.penalty_repeat = 1.1
     parameters.antiprompt = ["\n"]
-    server: Any = cast("Any", xllamacpp).Server(parameters)
-    print(server.listening_address, flush=True)
-    sys.stdin.read()
+    return cast("Any", xllamacpp).Server(parameters)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    server = start(sys.argv[1])
+    print(server.listening_address, flush=True)
+    sys.stdin.read()

@@ -47,7 +47,7 @@ class RunRecord:
 
     `worker` is the process that drives it now, `driver` the one that did so last: it stays when the run has settled.
     `caller` is the process that waits for a foreground run. `episode` names what its events are told of: it stays over
-    suspensions, and is new after a release or the loss of a worker.
+    suspensions and handing back, and is new after the loss of a worker.
     """
 
     id: str

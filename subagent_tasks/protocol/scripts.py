@@ -118,7 +118,7 @@ CASCADED = Script("cascaded", keys=("cascade", "own_unsettled"), args=("id",), i
 RELEASE = Script(
     "release",
     keys=("record", "driven", "queued", "queue"),
-    args=("id", "token", "message"),
+    args=("id", "token", "resting", "message"),
     move=Move.RELEASE,
     includes=("_now", "_enqueue"),
 )

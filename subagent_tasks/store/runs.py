@@ -296,8 +296,11 @@ class RunStore:
         members = await self._moves.read(cast("Any", self._moves.client.smembers(self._keys.held(process))))
         return sorted(cast("set[str]", members))
 
-    async def release(self, lease: Lease, *, queue: str, message: str) -> str:
-        """Hand a driven run back: `released`, `stop` (it was killed: settle it) or `stale`."""
+    async def release(self, lease: Lease, *, queue: str, message: str, is_told: bool = False) -> str:
+        """Hand a driven run back: `released`, `stop` (it was killed: settle it) or `stale`.
+
+        `is_told`: its beginning was told to listeners, and is not to be told again.
+        """
         answer = await self._moves.run(
             scripts.RELEASE,
             keys={
@@ -306,7 +309,12 @@ class RunStore:
                 "queued": self._keys.queued(queue),
                 "queue": queue,
             },
-            args={"id": lease.run_id, "token": lease.token, "message": message},
+            args={
+                "id": lease.run_id,
+                "token": lease.token,
+                "resting": "yes" if is_told else "",
+                "message": message,
+            },
         )
         return str(answer[0])
 

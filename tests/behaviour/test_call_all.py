@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from subagent_tasks import CallerError, ToolCall
+from subagent_tasks import CallerError, ToolCall, ToolDefinition, ToolResult
 from tests.behaviour.bench import Bench, until
 from tests.behaviour.provider import Child
 
@@ -98,3 +101,85 @@ async def test_overlapping_background_calls_get_ids_of_their_own(bench: Bench) -
     assert len(ids) == len(children)
     for job_id in ids:
         await bench.settled(session, job_id)
+
+
+# Exclusive calls: none of our own tools is one yet, so these are calls of tools made here.
+
+
+class GatedTool:
+    """Runs until the test lets it go, and notes `+name` and `-name`; alone among a message's calls if `exclusive`."""
+
+    section = ""
+
+    def __init__(self, name: str, notes: list[str], *, exclusive: bool = False) -> None:
+        self.definition = ToolDefinition(name=name, description="Waits.", parameters={"type": "object"})
+        self.exclusive = exclusive
+        self.gate = asyncio.Event()
+        self._notes = notes
+
+    async def call(self, services: object, context: object, arguments: object) -> ToolResult:
+        name = self.definition.name
+        self._notes.append(f"+{name}")
+        await self.gate.wait()
+        self._notes.append(f"-{name}")
+        return ToolResult(text=name)
+
+
+@asynccontextmanager
+async def called(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *tools: GatedTool
+) -> AsyncGenerator[asyncio.Task[list[ToolResult]]]:
+    """One message that calls each of the tools, in a session of a host with these alone."""
+    app = bench.other_app()
+    declared: dict[str, Any] = {tool.definition.name: tool for tool in tools}
+    monkeypatch.setattr(app, "tools", lambda: declared)
+    async with app.host() as host:
+        session = await bench.session(host=host)
+        yield asyncio.create_task(
+            session.call_all([ToolCall(call_id=name, name=name, arguments={}) for name in declared])
+        )
+
+
+async def test_an_exclusive_call_parts_the_calls_before_it_from_those_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """behaviour §10.186: three groups: side by side, it alone, side by side."""
+    notes: list[str] = []
+    one, two, alone, four, five = tools = [
+        GatedTool(name, notes, exclusive=name == "alone") for name in ("one", "two", "alone", "four", "five")
+    ]
+    async with called(bench, monkeypatch, *tools) as calling:
+        for group in ((two, one), (alone,), (five, four)):
+            await until(lambda group=group: all(f"+{tool.definition.name}" in notes for tool in group), "all begin")
+            for tool in group:
+                tool.gate.set()
+        results = await calling
+    assert notes == ["+one", "+two", "-two", "-one", "+alone", "-alone", "+four", "+five", "-five", "-four"]
+    assert [result.text for result in results] == ["one", "two", "alone", "four", "five"]
+
+
+async def test_a_waiting_call_is_classified_again_behind_the_barrier(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """behaviour §10.186: what ran before it may have made it exclusive, or safe."""
+    notes: list[str] = []
+    barrier, tightened, loosened, last = tools = [
+        GatedTool("barrier", notes, exclusive=True),
+        GatedTool("tightened", notes),
+        GatedTool("loosened", notes, exclusive=True),
+        GatedTool("last", notes),
+    ]
+    async with called(bench, monkeypatch, *tools) as calling:
+        await until(lambda: notes == ["+barrier"], "the barrier runs")
+        tightened.exclusive, loosened.exclusive = True, False
+        barrier.gate.set()
+        await until(lambda: "+tightened" in notes, "what became exclusive runs")
+        tightened.gate.set()
+        await until(lambda: "+last" in notes, "the rest runs")
+        loosened.gate.set()
+        last.gate.set()
+        await calling
+    assert notes == [
+        *("+barrier", "-barrier", "+tightened", "-tightened"),
+        *("+loosened", "+last", "-loosened", "-last"),
+    ]

@@ -174,7 +174,7 @@ async def test_a_listing_reports_nothing(bench: Bench) -> None:
 
 
 async def test_a_kill_is_acknowledged_at_once_and_needs_no_notice(bench: Bench) -> None:
-    """behaviour §10.71: the job is `stopping` until its child has ended."""
+    """behaviour §10.71, §10.75: the job is `stopping` until its child has ended."""
     session, child = await bench.session(), bench.provider.child(holds_result=True, ignores_cancel=True)
     child.result = ended(stop_reason="aborted")
     job_id = await bench.running_job(session, child)
@@ -214,7 +214,7 @@ async def test_a_second_kill_changes_nothing(bench: Bench) -> None:
 
 
 async def test_a_terminal_reading_withdraws_the_notice(bench: Bench) -> None:
-    """behaviour §3.7: the model has seen the end; a reader that comes later finds nothing."""
+    """behaviour §3.7, §10.75: the model has seen the end; a reader that comes later finds nothing."""
     session, child = await bench.session(), bench.provider.child()
     job_id = await bench.job(session, child.in_background())
     await first_notices(session, 1)

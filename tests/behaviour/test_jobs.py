@@ -177,7 +177,7 @@ async def test_a_job_nobody_claimed_is_queued_and_dies_at_once(bench: Bench) -> 
 
 
 async def test_a_wait_that_sees_the_end_reports_it(bench: Bench) -> None:
-    """behaviour §10.59: the terminal snapshot, and no notice afterwards."""
+    """behaviour §10.59, §10.75: the terminal snapshot, and no notice afterwards."""
     session, child = await bench.session(), bench.provider.child(holds_result=True)
     job_id = await bench.running_job(session, child)
     waiting = asyncio.create_task(bench.settled(session, job_id))

@@ -370,9 +370,8 @@ async def test_a_filter_that_names_no_tool_fails_the_start(bench: Bench) -> None
     asked = bench.model.requests
     async with bench.declared(provider="spawn", tool_filter={"allow": ["lok"]}) as (session, name):
         result = await session.call(name, {"description": "d", "prompt": "p"})
-    assert result.text == (
-        'Error: tools.restrict() names unknown global tool(s) "lok"; known global tools: job_kill, job_list, job_output, look, subagent'
-    )
+    known = "job_kill, job_list, job_output, look, subagent"
+    assert result.text == f'Error: tools.restrict() names unknown global tool(s) "lok"; known global tools: {known}'
     assert bench.model.requests == asked
 
 

@@ -1,28 +1,34 @@
 """`docker-compose.yml` and `deploy/Dockerfile` agree with the package, as far as can be told without an engine.
 
 Everything they name must exist and be ours: files, users, settings, the command line. That the containers then run is
-not decided here.
+not decided here; what they run is, as processes of this machine.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import IO, Any, cast
+from unittest import mock
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from broker_config import ACL_FILE, CONFIG_FILE, ENV_PREFIX, BrokerSettings, load_settings
+from broker_config import ACL_FILE, CONFIG_FILE, ENV_PREFIX, BrokerSettings, EmbeddedServer, load_settings
+from subagent_tasks import SubagentApp
 from subagent_tasks.cli import cli
+from subagent_tasks.testing import WorkerProcess, reply, stub_llm
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
@@ -76,8 +82,10 @@ def _scalar(text: str) -> object:
 
 
 COMPOSE = parse(TEXT)
-REDIS: dict[str, Any] = COMPOSE["services"]["redis"]
-WORKER: dict[str, Any] = COMPOSE["services"]["worker"]
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+REDIS, WORKER, DEMO, MODEL = (SERVICES[name] for name in ("redis", "worker", "demo", "model"))
+OURS = {"worker": WORKER, "demo": DEMO}
+"""The services that run our command line on the mounted declaration."""
 DOCKERFILE_PATH = ROOT / WORKER["build"]["context"] / WORKER["build"]["dockerfile"]
 
 
@@ -98,10 +106,24 @@ def mounts(service: dict[str, Any]) -> dict[str, Path]:
     return {inside: ROOT / source for source, inside, *_ in parts if source.startswith(".")}
 
 
-def environment() -> dict[str, str]:
-    """The worker's environment where the operator set nothing: every variable has its default."""
-    given: dict[str, str] = WORKER["environment"]
-    return {name: _VARIABLE.sub(lambda match: match["default"] or "", value) for name, value in given.items()}
+def environment(service: dict[str, Any]) -> dict[str, str]:
+    """A service's environment where the operator set nothing: what has a default has it, and the rest is not there."""
+    given: dict[str, str | None] = service["environment"]
+    return {
+        name: _VARIABLE.sub(lambda match: match["default"] or "", value)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def mounted_at(service: dict[str, Any], name: str) -> Path:
+    """The file here that a service finds as `name` where it starts."""
+    return mounts(service)[str(PurePosixPath(instructions("WORKDIR")[-1], name))]
+
+
+def declared() -> SubagentApp:
+    """The app that the services share, as they load it."""
+    return cast("SubagentApp", runpy.run_path(str(mounted_at(WORKER, "agents.py")))["app"])
 
 
 def users() -> dict[str, list[str]]:
@@ -144,16 +166,19 @@ def test_what_the_reader_does_not_know_it_refuses(text: str) -> None:
 
 def test_services_name_only_what_there_is() -> None:
     """A volume or a service that is not declared is found out by compose alone, at the start."""
-    assert set(WORKER["depends_on"]) <= set(COMPOSE["services"])
-    assert "healthcheck" in REDIS, "the worker waits until Redis is healthy"
+    needed = [item for service in SERVICES.values() for item in service.get("depends_on", {}).items()]
+    assert needed
+    for name, how in needed:
+        assert name in SERVICES
+        assert how["condition"] == ("service_healthy" if "healthcheck" in SERVICES[name] else "service_started")
     named = {volume.split(":")[0] for volume in REDIS["volumes"] if not volume.startswith(".")}
     assert named == set(COMPOSE["volumes"])
 
 
-@pytest.mark.parametrize("service", ["redis", "worker"])
+@pytest.mark.parametrize("service", SERVICES)
 def test_every_mounted_file_exists(service: str) -> None:
     """Docker makes an empty folder of a mounted file that is missing."""
-    mounted = mounts(COMPOSE["services"][service])
+    mounted = mounts(SERVICES[service])
     assert mounted
     assert {str(path): path.is_file() for path in mounted.values()} == dict.fromkeys(map(str, mounted.values()), True)
 
@@ -163,10 +188,10 @@ def test_no_variable_of_the_file_is_taken_for_a_setting() -> None:
     assert [name for name in variables() if name.startswith(ENV_PREFIX) and not is_setting(name)] == []
 
 
-@pytest.mark.parametrize("name", [name for name in WORKER["environment"] if name.startswith(ENV_PREFIX)])
-def test_every_setting_of_the_worker_exists(name: str) -> None:
-    """P13: the worker would refuse to start."""
-    assert is_setting(name)
+@pytest.mark.parametrize("service", OURS)
+def test_every_setting_of_a_service_exists(service: str) -> None:
+    """P13: it would refuse to start."""
+    assert [name for name in OURS[service]["environment"] if name.startswith(ENV_PREFIX) and not is_setting(name)] == []
 
 
 def variables() -> Iterator[str]:
@@ -206,11 +231,12 @@ def test_the_health_check_logs_in_as_a_user_that_may_ping() -> None:
     assert "off" in users()["default"]
 
 
-def test_the_worker_logs_in_as_the_user_of_the_acl_file() -> None:
+@pytest.mark.parametrize("service", OURS)
+def test_a_service_logs_in_as_the_user_of_the_acl_file(service: str) -> None:
     """A trial works as it comes: the user and the placeholder password are those of `users.acl`."""
-    url = urlsplit(load_settings(broker_url=environment()[f"{ENV_PREFIX}BROKER_URL"]).redis_py_url)
+    url = urlsplit(load_settings(broker_url=environment(OURS[service])[f"{ENV_PREFIX}BROKER_URL"]).redis_py_url)
     assert url.username is not None
-    assert url.hostname in COMPOSE["services"]
+    assert url.hostname in SERVICES
     rules = users()[url.username]
     assert "on" in rules
     assert f">{url.password}" in rules
@@ -218,10 +244,10 @@ def test_the_worker_logs_in_as_the_user_of_the_acl_file() -> None:
 
 def test_the_user_of_the_worker_may_use_its_keys() -> None:
     """users.acl names the keys of one namespace: the one a worker has unless told otherwise."""
-    settings = load_settings(broker_url=environment()[f"{ENV_PREFIX}BROKER_URL"])
+    settings = load_settings(broker_url=environment(WORKER)[f"{ENV_PREFIX}BROKER_URL"])
     username = urlsplit(settings.redis_py_url).username
     assert username is not None
-    assert f"{ENV_PREFIX}NAMESPACE" not in WORKER["environment"]
+    assert not any(f"{ENV_PREFIX}NAMESPACE" in service["environment"] for service in OURS.values())
     namespace = BrokerSettings.model_fields["namespace"].default
     assert {f"~{{{namespace}}}:*", f"~{namespace}.subagents.*"} <= set(users()[username])
 
@@ -229,22 +255,27 @@ def test_the_user_of_the_worker_may_use_its_keys() -> None:
 # ------------------------------------------------------------------ the worker and its image
 
 
-def test_the_worker_command_is_one_of_our_command_line() -> None:
+@pytest.mark.parametrize(
+    ("service", "expected"),
+    [
+        ("worker", {"app": "agents:app", "concurrency": 1000}),
+        ("demo", {"app": "agents:app", "tool": "subagent_small", "session_id": None}),
+    ],
+)
+def test_the_command_of_a_service_is_one_of_our_command_line(service: str, expected: dict[str, object]) -> None:
     """design §4: parsed by the command itself, which does not run."""
-    name, *arguments = WORKER["command"]
+    name, *arguments = OURS[service]["command"]
     context = cli.make_context("subagent-tasks", [name, *arguments])
     command = cli.get_command(context, name)
     assert command is not None
     parsed = command.make_context(name, arguments, parent=context)
-    assert (parsed.params["app"], parsed.params["concurrency"]) == ("agents:app", 1000)
+    assert expected.items() <= parsed.params.items()
 
 
-def test_the_app_of_the_worker_is_mounted_where_it_starts() -> None:
+def test_host_and_workers_share_one_declaration_mounted_where_they_start() -> None:
     """`module:attribute` is looked for in the current directory first."""
-    module, _, attribute = WORKER["command"][1].partition(":")
-    folder = instructions("WORKDIR")[-1]
-    declaration = mounts(WORKER)[str(PurePosixPath(folder, f"{module}.py"))]
-    assert re.search(rf"^{attribute} = SubagentApp\(", declaration.read_text(encoding="utf-8"), re.MULTILINE)
+    assert mounted_at(WORKER, "agents.py") == mounted_at(DEMO, "agents.py")
+    assert isinstance(declared(), SubagentApp)
 
 
 def test_the_image_starts_our_command() -> None:
@@ -285,3 +316,106 @@ def test_what_the_image_copies_is_enough_to_install_it(tmp_path: Path) -> None:
     )
     assert built.returncode == 0, built.stderr
     assert list((tmp_path / "dist").glob("*.whl"))
+
+
+# ------------------------------------------------------------------ the demo
+
+
+def test_a_plain_up_starts_redis_and_workers_alone() -> None:
+    """The demo's services have a profile, and nothing without one needs them."""
+    plain = {name: service for name, service in SERVICES.items() if "profiles" not in service}
+    assert set(plain) == {"redis", "worker"}
+    assert all(set(service.get("depends_on", {})) <= set(plain) for service in plain.values())
+    assert DEMO["profiles"] == MODEL["profiles"], "naming the one starts the other only within one profile"
+
+
+def test_the_demo_runs_once() -> None:
+    """Compose restarts nothing unless told to."""
+    assert "restart" not in DEMO
+
+
+def test_the_demo_needs_no_key() -> None:
+    """The key is the worker's alone, handed on from the operator's shell and absent where there is none."""
+    assert [name for name, service in SERVICES.items() if "OPENAI_API_KEY" in service.get("environment", {})] == [
+        "worker"
+    ]
+    assert WORKER["environment"]["OPENAI_API_KEY"] is None
+
+
+def test_the_worker_finds_the_demos_model() -> None:
+    """One port: where the declaration looks, where the model listens, where its health is asked for."""
+    address = urlsplit(str(runpy.run_path(str(mounted_at(WORKER, "agents.py")))["MODEL_URL"]))
+    [port] = MODEL["command"]
+    assert SERVICES[str(address.hostname)] is MODEL
+    assert str(address.port) == port
+    assert f"http://127.0.0.1:{port}/health" in MODEL["healthcheck"]["test"][-1]
+
+
+@pytest.fixture(scope="module")
+def composed() -> Iterator[dict[str, str]]:
+    """The environment of a host beside a server with the users of `users.acl`, a worker and a model's stub."""
+    with (
+        stub_llm() as model,
+        EmbeddedServer(options={"aclfile": str(ACL_FILE)}) as server,
+        mock.patch.dict(os.environ),
+    ):
+        os.environ.pop("OPENAI_API_KEY", None)
+        model.on("message queue", reply("Messages in a row."))
+        address = urlsplit(server.url).netloc
+        variables = {
+            **{name: value.replace("redis:6379", address) for name, value in environment(WORKER).items()},
+            "MODEL_URL": model.url,
+            "PYTHONWARNINGS": "ignore",
+        }
+        with WorkerProcess("agents", directory=mounted_at(WORKER, "agents.py").parent, env=variables) as worker:
+            worker.wait_ready()
+            yield variables
+
+
+def run_in_demo(composed: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    """What `docker compose run demo …` does, as a process of this machine."""
+    return subprocess.run(
+        [sys.executable, "-m", "subagent_tasks", *command],
+        cwd=mounted_at(DEMO, "agents.py").parent,
+        env={**os.environ, **composed},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_the_demo_delegates_and_prints_the_answer(composed: dict[str, str]) -> None:
+    """P1, users.acl: its own command, through the server's users and a worker of the same declaration."""
+    done = run_in_demo(composed, *DEMO["command"])
+    assert (done.returncode, done.stdout) == (0, "Messages in a row.\n"), done.stderr
+
+
+def test_without_a_key_the_other_tool_says_what_is_missing(composed: dict[str, str]) -> None:
+    """P13: to whoever goes on from the demo to the tool with the large model."""
+    failed = run_in_demo(composed, "run", "agents:app", "hello")
+    assert failed.returncode == 1
+    assert "OPENAI_API_KEY in the environment of the worker" in failed.stderr
+
+
+def test_the_demos_model_answers_until_it_is_stopped() -> None:
+    """The script of the service `model`, with the real weights."""
+    program, script = cast("list[str]", MODEL["entrypoint"])
+    assert program == "python"
+    with subprocess.Popen(
+        [sys.executable, str(mounted_at(MODEL, script)), "0"],
+        env={**os.environ, **environment(MODEL)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            line = cast("IO[str]", process.stdout).readline()
+            url = line.split()[-1].replace("0.0.0.0", "127.0.0.1") + "/v1/chat/completions"
+            body = {"model": "smollm2", "max_tokens": 5, "messages": [{"role": "user", "content": "Say hello."}]}
+            headers = {"Content-Type": "application/json"}
+            with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=30) as response:
+                assert json.load(response)["choices"][0]["message"]["content"]
+            process.terminate()
+            assert process.wait(10) == 0
+        finally:
+            process.kill()

@@ -7,6 +7,7 @@
 -- ARGV
 --   id        the run id
 --   token     the driver's fencing token
+--   resting   yes: its beginning was told, so the next driver does not tell it again; or empty
 --   message   the Celery message, or empty when the broker is another server
 -- RETURNS
 --   released
@@ -19,6 +20,7 @@ if run.released == A.token then return { 'released' } end
 if not departs[run.state] or run.token ~= A.token then return { 'stale' } end
 if run.kill then return { 'stop', 'kill' } end
 redis.call('HSET', K.record, 'state', 'queued', 'worker', '', 'token', run.token + 1, 'released', A.token)
+if A.resting ~= '' then redis.call('HSET', K.record, 'resting', A.resting) end
 redis.call('SREM', K.driven, A.id)
 enqueue(A.id, K.queued, K.queue, A.message, now_ms())
 return { 'released' }
