@@ -16,23 +16,27 @@ from benchmarks.delays import measure_delays
 from benchmarks.latency import measure_round_trips
 from benchmarks.machine import load_average, machine_facts
 from benchmarks.memory import measure_memory
+from benchmarks.outstanding import measure_outstanding
 from benchmarks.report import (
     Line,
     delay_lines,
     drain_lines,
     live_lines,
     memory_lines,
+    outstanding_lines,
     print_report,
     round_trip_lines,
     traffic_lines,
+    waiting_lines,
     write_json,
 )
 from benchmarks.stage import Stage, open_stage
 from benchmarks.throughput import measure_drain, measure_live
 from benchmarks.traffic import measure_traffic
+from benchmarks.waiting import measure_waiting
 
-TABLE_WIDTH = 130
-PARTS = ("round-trips", "drain", "live", "delays", "traffic", "memory")
+TABLE_WIDTH = 134
+PARTS = ("round-trips", "drain", "live", "delays", "traffic", "memory", "waiting", "outstanding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,9 @@ class Options:
     kills: int = 300
     traffic_count: int = 50
     idle_seconds: float = 6.0
+    waiting_count: int = 1000
+    hold_seconds: float = 3.0
+    outstanding_count: int = 5000
 
 
 QUICK = Options(
@@ -64,6 +71,9 @@ QUICK = Options(
     kills=50,
     traffic_count=20,
     idle_seconds=4.0,
+    waiting_count=200,
+    hold_seconds=1.0,
+    outstanding_count=500,
 )
 
 
@@ -120,8 +130,14 @@ async def _measure(
                 traffic = await measure_traffic(stage, count=options.traffic_count, idle_seconds=options.idle_seconds)
                 lines += traffic_lines(traffic)
                 details["round_trips_by_name"] = {kind: found.round_trips for kind, found in traffic.kinds.items()}
-            case _:
+            case "memory":
                 lines += memory_lines(await measure_memory(stage))
+            case "waiting":
+                waits = await measure_waiting(stage, count=options.waiting_count, hold_seconds=options.hold_seconds)
+                lines += waiting_lines(waits)
+            case _:
+                outstanding = await measure_outstanding(stage, count=options.outstanding_count)
+                lines += outstanding_lines(outstanding)
     return lines, details
 
 
@@ -137,7 +153,7 @@ def _notes(lines: Sequence[Line], details: dict[str, Any], *, cores: int) -> lis
         workers, server = found["CPU of the workers, per no-op"], found["CPU of the server, per no-op"]
         for side, of_workers, of_server in (
             ("ours", workers.ours, server.ours),
-            ("raw", workers.raw or workers.ours, server.raw or server.ours),
+            ("raw", workers.baseline or workers.ours, server.baseline or server.ours),
         ):
             most = cores * 1000 / (of_workers.value + of_server.value)
             notes.append(

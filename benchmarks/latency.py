@@ -56,7 +56,7 @@ async def measure_round_trips(stage: Stage, *, rounds: int, calls: int) -> Round
     return found
 
 
-async def _repeat(work: Callable[[], Awaitable[None]], count: int) -> list[float]:
+async def _repeat(work: Callable[[], Awaitable[object]], count: int) -> list[float]:
     durations_ms: list[float] = []
     for _ in range(count):
         begun = time.perf_counter()

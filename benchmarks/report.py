@@ -15,27 +15,32 @@ from rich.table import Table
 from benchmarks.delays import Delays
 from benchmarks.latency import RoundTrips
 from benchmarks.memory import Memory
+from benchmarks.outstanding import Outstanding
 from benchmarks.samples import Figure, median_of, p50, p99, percentile
 from benchmarks.throughput import Cost, Rates
 from benchmarks.traffic import Traffic
+from benchmarks.waiting import Waits
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: ours, beside raw Celery's where that has such a thing. `is_met` is None without a target."""
+    """One line: ours, beside what the group compares with where that has such a thing: raw Celery, unless it says so.
+
+    `is_met` is None without a target.
+    """
 
     group: str
     name: str
     unit: str
     ours: Figure
-    raw: Figure | None = None
+    baseline: Figure | None = None
     target: str = ""
     is_met: bool | None = None
 
     @property
     def ratio(self) -> float | None:
-        """Ours to raw Celery's, of the shown values."""
-        return self.ours.value / self.raw.value if self.raw is not None and self.raw.value else None
+        """Ours to the baseline's, of the shown values."""
+        return self.ours.value / self.baseline.value if self.baseline is not None and self.baseline.value else None
 
 
 def round_trip_lines(found: RoundTrips) -> list[Line]:
@@ -126,11 +131,104 @@ def memory_lines(found: Memory) -> list[Line]:
     ]
 
 
+def waiting_lines(found: Waits) -> list[Line]:
+    group = f"{found.count} children waiting, beside a bare loop"
+    ours, bare = found.ours, found.bare
+    return [
+        Line(
+            group,
+            "waited at once",
+            "",
+            Figure(ours.waited),
+            Figure(bare.waited),
+            target=str(found.count),
+            is_met=ours.waited == found.count,
+        ),
+        Line(
+            group,
+            "answered",
+            "",
+            Figure(found.answered),
+            target=str(found.count),
+            is_met=found.answered == found.count,
+        ),
+        Line(
+            group,
+            "begun more than once",
+            "",
+            Figure(found.begun_again),
+            target="0",
+            is_met=found.begun_again == 0,
+        ),
+        Line(
+            group,
+            "memory per child, over the idle process",
+            "MiB",
+            Figure(ours.mib_per_child),
+            Figure(bare.mib_per_child),
+            target="< 0.3 MiB",
+            is_met=ours.mib_per_child < 0.3,
+        ),
+        Line(
+            group,
+            "CPU per child",
+            "ms",
+            Figure(ours.cpu_ms_per_child),
+            Figure(bare.cpu_ms_per_child),
+            target="≤ 2 × bare",
+            is_met=ours.cpu_ms_per_child <= 2 * bare.cpu_ms_per_child,
+        ),
+        Line(
+            group,
+            "wall time, first start to last answer",
+            "s",
+            Figure(ours.wall_seconds),
+            Figure(bare.wall_seconds),
+            target="≤ bare + 20 s",
+            is_met=ours.wall_seconds <= bare.wall_seconds + 20,
+        ),
+        Line(
+            group,
+            "CPU while all wait, of one core",
+            "%",
+            Figure(ours.waiting_cpu_percent),
+            Figure(bare.waiting_cpu_percent),
+        ),
+    ]
+
+
+def outstanding_lines(found: Outstanding) -> list[Line]:
+    group = f"{found.count} results awaited by one host"
+    return [
+        Line(
+            group,
+            "connections that listen",
+            "",
+            Figure(found.listening),
+            target="1",
+            is_met=found.listening == 1,
+        ),
+        Line(group, "connections to Redis, all", "", Figure(found.connections)),
+        Line(
+            group,
+            "results that came",
+            "",
+            Figure(found.resolved),
+            target=str(found.count),
+            is_met=found.resolved == found.count,
+        ),
+        Line(group, "settle to known p50", "ms", Figure(percentile(found.settle_to_known_ms, 50))),
+        Line(group, "settle to known p99", "ms", Figure(percentile(found.settle_to_known_ms, 99))),
+        Line(group, "last settled to last known", "ms", Figure(found.last_settle_to_last_known_ms)),
+        Line(group, "wall time, a worker's start included", "s", Figure(found.wall_seconds)),
+    ]
+
+
 def print_report(lines: Sequence[Line], *, facts: dict[str, Any], notes: Sequence[str], console: Console) -> None:
     """The table, a section per group, and below it what needs a sentence."""
-    table = Table(title="subagent-tasks beside raw Celery, one run", title_justify="left")
+    table = Table(title="subagent-tasks beside raw Celery, or what a group names; one run", title_justify="left")
     table.add_column("", no_wrap=True)
-    for header in ("ours", "raw Celery", "ratio", "rounds, ours", "rounds, raw"):
+    for header in ("ours", "baseline", "ratio", "rounds, ours", "rounds, baseline"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("target", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -143,10 +241,10 @@ def print_report(lines: Sequence[Line], *, facts: dict[str, Any], notes: Sequenc
         table.add_row(
             f"  {line.name}",
             _shown(line.ours.value, line.unit),
-            _shown(line.raw.value, line.unit) if line.raw else "",
+            _shown(line.baseline.value, line.unit) if line.baseline else "",
             f"{line.ratio:.2f}" if line.ratio is not None and not math.isnan(line.ratio) else "",
             _spread(line.ours),
-            _spread(line.raw) if line.raw else "",
+            _spread(line.baseline) if line.baseline else "",
             line.target,
             {None: "", True: "[green]pass[/green]", False: "[red]FAIL[/red]"}[line.is_met],
         )

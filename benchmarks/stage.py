@@ -19,6 +19,7 @@ from typing import Any, cast
 import redis
 from celery import Celery  # pyright: ignore[reportMissingTypeStubs]
 
+from benchmarks.gate import GATE_VARIABLE
 from benchmarks.noop import NOOP, STAMPS_VARIABLE, Stamps, declare
 from benchmarks.raw import URL_VARIABLE, make_raw
 from broker_config import ENV_PREFIX, EmbeddedServer, load_settings
@@ -46,6 +47,7 @@ class Stage:
     app: SubagentApp
     raw: Celery
     stamps: Stamps
+    gate_path: Path
     redis: redis.Redis
     raw_redis: redis.Redis
     environment: dict[str, str] = field(default_factory=dict[str, str])
@@ -57,9 +59,13 @@ class Stage:
         They may still be starting: see `wait_ready`.
         """
         with ExitStack() as stack:
-            our_workers = [stack.enter_context(self._our_worker()) for _ in range(ours)]
+            our_workers = [stack.enter_context(self.worker()) for _ in range(ours)]
             raw_workers = [stack.enter_context(self._raw_worker()) for _ in range(raw)]
             yield our_workers, raw_workers
+
+    def worker(self, app: str = "benchmarks.agents") -> WorkerProcess:
+        """One worker process of ours, for `with`; `app` is the module it is pointed at."""
+        return self._worker(app, concurrency=OUR_CONCURRENCY, options=WORKER_OPTIONS)
 
     async def wait_ready(self, *, ours: int = 0, raw: int = 0) -> None:
         """Return once so many workers of each side consume. Raises `RuntimeError` when they do not come up."""
@@ -70,14 +76,11 @@ class Stage:
                     raise RuntimeError(f"{count} worker(s) of {celery.main} did not answer within {READY_SECONDS:g} s")
 
     @asynccontextmanager
-    async def sessions(self, count: int = 1) -> AsyncGenerator[list[Session]]:
-        """That many fresh sessions of one host in this process."""
+    async def sessions(self, count: int = 1, *, app: SubagentApp | None = None) -> AsyncGenerator[list[Session]]:
+        """That many fresh sessions of one host in this process; of the no-op app unless another one is given."""
         async with AsyncExitStack() as stack:
-            host = await stack.enter_async_context(self.app.host())
+            host = await stack.enter_async_context((app or self.app).host())
             yield [await host.open_session(f"bench-{next(_numbers)}") for _ in range(count)]
-
-    def _our_worker(self) -> WorkerProcess:
-        return self._worker("benchmarks.agents", concurrency=OUR_CONCURRENCY, options=WORKER_OPTIONS)
 
     def _raw_worker(self) -> WorkerProcess:
         return self._worker(
@@ -102,7 +105,7 @@ def open_stage() -> Generator[Stage]:
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         del os.environ[name]
     with tempfile.TemporaryDirectory(prefix="subagent-tasks-bench-") as directory, EmbeddedServer() as server:
-        stamps = Path(directory) / "stamps"
+        stamps, gate_path = Path(directory) / "stamps", Path(directory) / "gate"
         stamps.touch()
         environment = {
             f"{ENV_PREFIX}BROKER_URL": server.url,
@@ -110,6 +113,7 @@ def open_stage() -> Generator[Stage]:
             # The whole backlog belongs to a few sessions.
             f"{ENV_PREFIX}MAX_ACTIVE_JOBS": "100000",
             STAMPS_VARIABLE: str(stamps),
+            GATE_VARIABLE: str(gate_path),
             URL_VARIABLE: server.url.removesuffix("/0") + f"/{RAW_DATABASE}",
             # Celery warns where a benchmark runs as root.
             "PYTHONWARNINGS": "ignore",
@@ -119,7 +123,7 @@ def open_stage() -> Generator[Stage]:
         raw_client = redis.Redis.from_url(environment[URL_VARIABLE], decode_responses=True)
         app, raw = declare(load_settings()), make_raw(environment[URL_VARIABLE])
         try:
-            yield Stage(server, app, raw, Stamps(stamps), client, raw_client, environment)
+            yield Stage(server, app, raw, Stamps(stamps), gate_path, client, raw_client, environment)
         finally:
             app.celery.close()
             raw.close()
@@ -127,11 +131,12 @@ def open_stage() -> Generator[Stage]:
             raw_client.close()
 
 
-async def call(session: Session, prompt: str = NOOP) -> None:
-    """A foreground call, from the arguments to the child's text."""
-    result = await session.call("subagent", {"description": "a task", "prompt": prompt}, timeout=CALL_SECONDS)
+async def call(session: Session, prompt: str = NOOP, *, timeout_seconds: float = CALL_SECONDS) -> str:
+    """A foreground call, from the arguments to the child's text; the run id."""
+    result = await session.call("subagent", {"description": "a task", "prompt": prompt}, timeout=timeout_seconds)
     if result.is_error:
         raise RuntimeError(f"a delegation failed: {result.text}")
+    return str(cast("dict[str, Any]", result.value)["runId"])
 
 
 async def start_job(session: Session, prompt: str = NOOP) -> str:

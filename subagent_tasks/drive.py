@@ -38,6 +38,8 @@ class LeasedDrive:
         self.stop_requested = asyncio.Event()
         # When the newest model message was written down, as Redis time: the waits its calls ask for count from there.
         self.last_response_at_ms = 0
+        # Whether that was here: an earlier drive has made none of its calls then.
+        self.is_last_response_new = False
         self.queue = record.spec.queue
         self.token = lease.token
         self._limit_at_ms = record.limit_at_ms
@@ -51,9 +53,9 @@ class LeasedDrive:
         # A provider may run tools side by side; the transcript is written by one at a time.
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
-        self._open_calls: set[str] = set()
-        self._no_open_call = asyncio.Event()
-        self._no_open_call.set()
+        self._at_work: set[str] = set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
 
     @property
     def has_begun(self) -> bool:
@@ -61,9 +63,20 @@ class LeasedDrive:
         return self._seq > 0
 
     @property
-    def has_open_calls(self) -> bool:
-        """Whether a tool call was announced and has no result yet."""
-        return bool(self._open_calls)
+    def is_busy(self) -> bool:
+        """Whether a tool call is at work: begun, without a result yet, and not merely waiting."""
+        return bool(self._at_work)
+
+    def begin(self, call_id: str) -> None:
+        """A call is at work (again). Those that are announced are so without this; a result in the record ends it."""
+        self._at_work.add(call_id)
+        self._quiet.clear()
+
+    def rest(self, call_id: str) -> None:
+        """A call merely waits now."""
+        self._at_work.discard(call_id)
+        if not self._at_work:
+            self._quiet.set()
 
     @property
     def now_ms(self) -> int:
@@ -116,13 +129,13 @@ class LeasedDrive:
             raise DriveStopped("stale")
         await self._append("record", events)
         if any(event.kind == "response" for event in events):
-            self.last_response_at_ms = self.now_ms
+            self.last_response_at_ms, self.is_last_response_new = self.now_ms, True
 
     async def calls_ended(self, *, timeout_seconds: float | None = None) -> None:
-        """Wait until every announced tool call has its result, at most that long."""
+        """Wait until no tool call is at work, at most that long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                await self._no_open_call.wait()
+                await self._quiet.wait()
 
     async def suspend(self, awaited: Sequence[str], *, wake_at: int, alarm_ms: int | None) -> Literal["busy", "go_on"]:
         """Let go of the run until no more than `wake_at` of the awaited runs are unsettled (protocol §3).
@@ -135,7 +148,7 @@ class LeasedDrive:
         async def move() -> Literal["busy", "go_on"]:
             async with self._writing:
                 self._check()
-                if self._open_calls:
+                if self.is_busy:
                     return "busy"
                 answer = await self._persist(
                     lambda: self._runs.suspend(
@@ -170,13 +183,9 @@ class LeasedDrive:
         # While the write is still exclusive: a suspension behind it must see the call that it let start.
         for event in events:
             if event.kind == "tool_call":
-                self._open_calls.add(str(event.data.get("tool_call_id")))
+                self.begin(str(event.data.get("tool_call_id")))
             elif event.kind == "tool_result":
-                self._open_calls.discard(str(event.data.get("tool_call_id")))
-        if self._open_calls:
-            self._no_open_call.clear()
-        else:
-            self._no_open_call.set()
+                self.rest(str(event.data.get("tool_call_id")))
 
     async def _whole(self, write: Coroutine[Any, Any, T]) -> T:
         # A provider may be cancelled inside a write. Its answer must still count: with the wrong length the next event

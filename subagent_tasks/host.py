@@ -18,9 +18,12 @@ from subagent_tasks.process import Process
 from subagent_tasks.protocol.ids import checked_id
 from subagent_tasks.protocol.interfaces import Provider
 from subagent_tasks.protocol.models import (
+    AgentOptions,
+    ChildResult,
     Notice,
     ToolCall,
     ToolDefinition,
+    ToolFilter,
     ToolResult,
     TranscriptEvent,
 )
@@ -29,6 +32,7 @@ from subagent_tasks.scheduling import DEFAULT_MAX_PARALLEL, checked_max_parallel
 from subagent_tasks.tools.calls import CallContext, Tool, ToolServices
 from subagent_tasks.tools.job_tools import kill_job
 from subagent_tasks.tools.render import aborted_before_dispatch, error_result
+from subagent_tasks.tools.run_child import ChildCall, run_child
 
 T = TypeVar("T")
 
@@ -76,7 +80,7 @@ class Host:
         process = self.process
         await process.sessions.open(session_id)
         await process.waiting.attach(session_id)
-        return Session(session_id, reader=reader, process=process, tools=self._tools)
+        return Session(session_id, reader=reader, process=process, tools=self._tools, providers=self._providers)
 
     @property
     def process(self) -> Process:
@@ -89,12 +93,21 @@ class Host:
 class Session:
     """A parent session, open in this process."""
 
-    def __init__(self, session_id: str, *, reader: str, process: Process, tools: Mapping[str, Tool]) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        reader: str,
+        process: Process,
+        tools: Mapping[str, Tool],
+        providers: Mapping[str, Provider] | None = None,
+    ) -> None:
         self.id = session_id
         self._reader = reader
         self._held = process
         self._closed = False
         self._tools = tools
+        self._providers = providers or {}
         self._services = ToolServices(
             delegation=process.delegation,
             waiting=process.waiting,
@@ -190,6 +203,50 @@ class Session:
             result or aborted_before_dispatch().model_copy(update={"call_id": call.call_id})
             for call, result in zip(calls, results, strict=True)
         ]
+
+    async def run_child(
+        self,
+        provider: str,
+        prompt: str,
+        *,
+        output_schema: Mapping[str, Any] | None = None,
+        label: str = "",
+        persona: str | None = None,
+        tool_filter: ToolFilter | Sequence[ToolFilter] | None = None,
+        agent_options: AgentOptions | None = None,
+        max_depth: int | None = None,
+        call_id: str | None = None,
+        signal: asyncio.Event | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in `call`
+    ) -> ChildResult:
+        """Run a child of your own code's, without any delegation tool, and wait for its result (behaviour §5.8).
+
+        However the child ends is a result: look at `stop_reason`. With `output_schema` (JSON Schema, the subset that
+        `agents.output_schema` states) the child has to hand in a value that fits it, and a completed result has it in
+        `structured`. What is left out stays absent; several filters intersect. `call_id`, `signal` and `timeout` are
+        those of `call`; a child that is given up on ends `aborted`.
+
+        Raises, before there is a child: `NoProvider`, `UnsupportedCapability`, `CallerError` (`UNSUPPORTED_SCHEMA`, a
+        text, `timeout` or `call_id` that cannot be one, a closed session), `ConfigurationError`, `LimitReached` at the
+        depth cap, `Conflict` and `BrokerUnavailable`. Raises `ChildFailed` when the provider could not start or release
+        the child, or its worker was lost.
+        """
+        _check_timeout(timeout)
+        _ = self._process
+        if call_id is not None:
+            checked_id(call_id, name="call_id")
+        call = ChildCall(
+            provider=provider,
+            prompt=prompt,
+            label=label,
+            output_schema=output_schema,
+            persona=persona,
+            tool_filter=tool_filter,
+            agent_options=agent_options,
+            max_depth=max_depth,
+        )
+        context = CallContext(self.id, call_id, signal=signal, timeout_seconds=timeout)
+        return await run_child(self._services, context, call, providers=self._providers)
 
     async def notices(self) -> AsyncIterator[Notice]:
         """Notices after the last acknowledged one, then live, each once and in order. Ends with the session or host.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from broker_config import BrokerSettings
 from subagent_tasks.delegation import Delegation
@@ -22,19 +22,25 @@ from subagent_tasks.protocol.models import Mode, Outcome
 from subagent_tasks.protocol.records import RunSpec
 from subagent_tasks.waiting import Waiting
 
+T = TypeVar("T")
+
 LISTEN_AFTER_SECONDS = 0.05
 """Calls of one message are mostly all waiting within moments; hearing of endings meanwhile costs a subscription."""
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
+    call_id: str
     run_id: str
     until_ms: int | None
     future: asyncio.Future[Outcome | None]
 
 
 class OwnRuns:
-    """One child's own runs, for one drive. At most `max_parallel` foreground runs of a message go on at once."""
+    """One child's own runs, for one drive. At most `max_parallel` foreground runs of a message go on at once.
+
+    `call_id` is that of the model's call which asks: a call that merely waits here does not count as being at work.
+    """
 
     def __init__(
         self,
@@ -52,9 +58,6 @@ class OwnRuns:
         # In the order of the calls: asyncio lets the one pass that has waited longest.
         self._pool = asyncio.Semaphore(max_parallel)
         self._behind = 0
-        self._active = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._waits: list[_Wait] = []
         self._has_news = asyncio.Event()
         self._waiter: asyncio.Task[None] | None = None
@@ -70,29 +73,32 @@ class OwnRuns:
         """When the message was written down whose calls are made now, as Redis time."""
         return self._drive.last_response_at_ms
 
-    @asynccontextmanager
-    async def call(self, *, announced: bool) -> AsyncGenerator[None]:
-        """Around one call of a tool of ours. Raises `DriveStopped` when it may not be made.
+    async def carry_out(self, call: Callable[[], Awaitable[T]], *, call_id: str, is_checked: bool) -> T:
+        """Make one call of a tool of ours; while Redis does not answer it is made again, for it may be repeated.
 
-        `announced`: the call's own move asks whether it may happen, so nothing is asked before.
+        `is_checked`: the call's own move asks whether it may happen, so nothing is asked before. Raises `DriveStopped`
+        when it may not, or Redis stays away.
         """
-        self._begin()
+        self._drive.begin(call_id)
         try:
-            if not announced:
+            if not is_checked:
                 await self._drive.announce()
-            yield
-        finally:
-            self._end()
+            return await persist(call, patience_seconds=2 * self._lease_seconds)
+        except BrokerUnavailable:
+            # Our own trouble with Redis is not for the child's model to deal with.
+            self._drive.stop("stale")
+            raise DriveStopped("stale") from None
 
     @asynccontextmanager
-    async def place(self) -> AsyncGenerator[None]:
+    async def place(self, *, call_id: str) -> AsyncGenerator[None]:
         """Around one foreground run: waits until there is room for it among those of its message."""
         self._behind += 1
+        self._drive.rest(call_id)
         try:
-            with self._resting():
-                await self._pool.acquire()
+            await self._pool.acquire()
         finally:
             self._behind -= 1
+            self._drive.begin(call_id)
         try:
             yield
         finally:
@@ -101,17 +107,18 @@ class OwnRuns:
     async def start(self, run_id: str, *, mode: Mode, spec: RunSpec) -> None:
         """Start a run of the child's own, or find it again. Raises as `Delegation.start`."""
         try:
-            await persist(
-                lambda: self._delegation.start(
-                    run_id, owner=self._drive.session_id, mode=mode, spec=spec, token=self._drive.token
-                ),
-                patience_seconds=2 * self._lease_seconds,
+            await self._delegation.start(
+                run_id, owner=self._drive.session_id, mode=mode, spec=spec, token=self._drive.token
             )
         except DriveStopped as stopped:
             self._drive.stop("kill" if stopped.reason == "kill" else "stale")
             raise
 
-    async def ending(self, run_id: str, *, until_ms: int | None = None) -> Outcome | None:
+    async def outcome(self, run_id: str) -> Outcome | None:
+        """How a run ended that an earlier drive of the child may have started; None where there is no outcome."""
+        return None if self._drive.is_last_response_new else (await self._drive.outcomes([run_id]))[0]
+
+    async def ending(self, run_id: str, *, call_id: str, until_ms: int | None = None) -> Outcome | None:
         """The outcome of one of the child's runs; None if `until_ms` (Redis time) came first.
 
         Raises `DriveStopped` once the child is suspended to wait for it.
@@ -120,19 +127,17 @@ class OwnRuns:
             raise DriveStopped(self._drive.stopped)
         if until_ms is not None and until_ms <= self._drive.now_ms:
             return None
-        wait = _Wait(run_id, until_ms, asyncio.get_running_loop().create_future())
+        wait = _Wait(call_id, run_id, until_ms, asyncio.get_running_loop().create_future())
         self._waits.append(wait)
         self._has_news.set()
         if self._waiter is None:
             self._waiter = asyncio.create_task(self._wait(), name=f"waits of {self._drive.session_id}")
-        self._end()
+        self._drive.rest(call_id)
         try:
             return await wait.future
         finally:
             if wait in self._waits:
-                # Given up: what has its answer counts as active again already.
                 self._waits.remove(wait)
-                self._begin()
 
     async def close(self) -> None:
         """The drive is over: nobody waits any more."""
@@ -142,15 +147,11 @@ class OwnRuns:
         if self._is_attached:
             await self._waiting.detach(self._drive.session_id)
 
-    @property
-    def _can_only_wait(self) -> bool:
-        return not self._active and not self._drive.has_open_calls
-
     async def _wait(self) -> None:
         try:
             while self._waits:
                 self._has_news.clear()
-                if not self._can_only_wait or self._ends_soon:
+                if self._drive.is_busy or self._ends_soon:
                     if await self._listen():
                         await self._answer()
                     continue
@@ -185,7 +186,7 @@ class OwnRuns:
                 continue
             self._waits.remove(wait)
             # Before its call goes on, so that nobody takes the child for one that can only wait.
-            self._begin()
+            self._drive.begin(wait.call_id)
             if not wait.future.done():
                 wait.future.set_result(outcome)
             answered = True
@@ -193,21 +194,24 @@ class OwnRuns:
 
     async def _listen(self) -> bool:
         """Until an awaited run has ended or a wait is over (True), or there is nothing left to do but wait."""
-        resting = asyncio.ensure_future(self._until_resting())
+        quiet = asyncio.ensure_future(self._drive.calls_ended())
         try:
-            await asyncio.wait({resting}, timeout=LISTEN_AFTER_SECONDS)
-            if resting.done() and not self._ends_soon:
+            await asyncio.wait({quiet}, timeout=LISTEN_AFTER_SECONDS)
+            if quiet.done() and not self._ends_soon:
                 return False
             if not self._is_attached:
                 # Not heard, endings are found by the periodic look that is kept for lost messages.
                 with contextlib.suppress(BrokerUnavailable):
                     await self._waiting.attach(self._drive.session_id)
                     self._is_attached = True
-            return await self._hear(resting)
+                if quiet.done() and not self._ends_soon:
+                    # Meanwhile nothing is left to do but wait, and what is waited for may need the slot held here.
+                    return False
+            return await self._hear(quiet)
         finally:
-            resting.cancel()
+            quiet.cancel()
 
-    async def _hear(self, resting: asyncio.Future[None]) -> bool:
+    async def _hear(self, quiet: asyncio.Future[None]) -> bool:
         run_ids = {wait.run_id for wait in self._waits}
         endings: set[asyncio.Future[Any]] = {self._waiting.expect(run_id) for run_id in run_ids}
         news = asyncio.ensure_future(self._has_news.wait())
@@ -215,18 +219,13 @@ class OwnRuns:
             for run_id in run_ids:
                 # It may have ended before anybody listened.
                 self._waiting.look(run_id)
-            watched = {*endings, news} if resting.done() else {*endings, news, resting}
+            watched = {*endings, news} if quiet.done() else {*endings, news, quiet}
             await asyncio.wait(watched, timeout=self._next_end_seconds(), return_when=asyncio.FIRST_COMPLETED)
             return any(ending.done() for ending in endings) or self._next_end_seconds() == 0
         finally:
             news.cancel()
             for run_id in run_ids:
                 self._waiting.forget(run_id)
-
-    async def _until_resting(self) -> None:
-        while not self._can_only_wait:
-            await self._drive.calls_ended()
-            await self._idle.wait()
 
     @property
     def _ends_soon(self) -> bool:
@@ -237,20 +236,3 @@ class OwnRuns:
     def _next_end_seconds(self) -> float | None:
         deadlines = [wait.until_ms for wait in self._waits if wait.until_ms is not None]
         return max(0.0, (min(deadlines) - self._drive.now_ms) / 1000) if deadlines else None
-
-    def _begin(self) -> None:
-        self._active += 1
-        self._idle.clear()
-
-    def _end(self) -> None:
-        self._active -= 1
-        if not self._active:
-            self._idle.set()
-
-    @contextmanager
-    def _resting(self) -> Generator[None]:
-        self._end()
-        try:
-            yield
-        finally:
-            self._begin()

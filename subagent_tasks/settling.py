@@ -13,12 +13,15 @@ from typing import Literal, cast
 from broker_config import BrokerSettings
 from subagent_tasks.drive import persist
 from subagent_tasks.errors import BrokerUnavailable
+from subagent_tasks.logs import event_logger
 from subagent_tasks.protocol.endings import EndingWriter
 from subagent_tasks.protocol.models import Outcome
 from subagent_tasks.protocol.outcomes import DEFAULT_KILL_REASON, OWNER_DISPOSED, outcome_of
 from subagent_tasks.protocol.ports import Ids, Publisher
 from subagent_tasks.protocol.records import RunRecord
 from subagent_tasks.store.runs import Ended, KillWord, Lease, RunStore
+
+logger = event_logger(__name__)
 
 
 class Settler:
@@ -85,7 +88,14 @@ class Settler:
     async def cascade(self, run_id: str) -> None:
         """Kill what a run had started and is unsettled still; each kill goes on from there by itself."""
         for started in await self._runs.unsettled(run_id):
-            await self.kill(started, reason=OWNER_DISPOSED)
+            try:
+                await self.kill(started, reason=OWNER_DISPOSED)
+            except BrokerUnavailable:
+                raise
+            except Exception as error:
+                # One that only a newer process can read, or nobody, must keep neither the others from ending nor what
+                # has ended from being told (P6).
+                logger.warning("run not ended with its owner", extra={"run_id": started, "error": type(error).__name__})
         await self._runs.cascaded(run_id)
 
     def _wake_message(self, record: RunRecord) -> tuple[str, str]:

@@ -15,7 +15,16 @@ from typing import Any, Self, TypeVar
 
 from subagent_tasks.errors import CallerError
 from subagent_tasks.host import Host, Session
-from subagent_tasks.protocol.models import Notice, ToolCall, ToolDefinition, ToolResult, TranscriptEvent
+from subagent_tasks.protocol.models import (
+    AgentOptions,
+    ChildResult,
+    Notice,
+    ToolCall,
+    ToolDefinition,
+    ToolFilter,
+    ToolResult,
+    TranscriptEvent,
+)
 from subagent_tasks.scheduling import DEFAULT_MAX_PARALLEL
 
 T = TypeVar("T")
@@ -109,6 +118,36 @@ class SyncSession:
     ) -> list[ToolResult]:
         """As `Session.call_all`."""
         return self._host.run(self._session.call_all(calls, max_parallel=max_parallel, timeout=timeout))
+
+    def run_child(
+        self,
+        provider: str,
+        prompt: str,
+        *,
+        output_schema: Mapping[str, Any] | None = None,
+        label: str = "",
+        persona: str | None = None,
+        tool_filter: ToolFilter | Sequence[ToolFilter] | None = None,
+        agent_options: AgentOptions | None = None,
+        max_depth: int | None = None,
+        call_id: str | None = None,
+        timeout: float | None = None,
+    ) -> ChildResult:
+        """As `Session.run_child`."""
+        return self._host.run(
+            self._session.run_child(
+                provider,
+                prompt,
+                output_schema=output_schema,
+                label=label,
+                persona=persona,
+                tool_filter=tool_filter,
+                agent_options=agent_options,
+                max_depth=max_depth,
+                call_id=call_id,
+                timeout=timeout,
+            )
+        )
 
     def notices(self, *, timeout: float | None = None) -> Iterator[Notice]:
         """As `Session.notices`; ends after `timeout` seconds without a new one, too."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from pydantic_ai.tools import Tool as FunctionTool
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
+from subagent_tasks.agents.structured import OUTPUT_TOOL
 from subagent_tasks.errors import ConfigurationError
 
 ToolLike = Callable[..., Any] | FunctionTool[None] | AbstractToolset[None]
@@ -19,7 +20,6 @@ class Toolbox:
     def __init__(self) -> None:
         self._functions: FunctionToolset[None] = FunctionToolset()
         self._others: list[AbstractToolset[None]] = []
-        self._names: set[str] = set()
 
     def add(self, tool: ToolLike, *, taken: frozenset[str]) -> None:
         """Add a function or a toolset. Raises `ConfigurationError` for a taken name and for what is no tool."""
@@ -49,16 +49,20 @@ class Toolbox:
         self._functions.add_tool(made)
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._names)
+        """The names known by now: a toolset of functions may grow, others tell theirs only while they are open."""
+        return frozenset(
+            name for toolset in self.toolsets() if isinstance(toolset, FunctionToolset) for name in toolset.tools
+        )
 
-    def toolsets(self) -> Sequence[object]:
-        return [*([self._functions] if self._functions.tools else []), *self._others]
+    def toolsets(self) -> Sequence[AbstractToolset[None]]:
+        return [self._functions, *self._others]
 
     def sections(self, admits: Callable[[str], bool]) -> Sequence[str]:
         return ()
 
-    def _claim(self, names: Any, taken: frozenset[str]) -> None:
+    def _claim(self, names: Iterable[str], taken: frozenset[str]) -> None:
         for name in names:
-            if name in self._names or name in taken:
+            if name in self.names() or name in taken:
                 raise ConfigurationError(f'tool "{name}" is already registered: rename one of the two')
-            self._names.add(name)
+            if name == OUTPUT_TOOL:
+                raise ConfigurationError(f'tool "{name}" is what children hand in structured output with: rename yours')

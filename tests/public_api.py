@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, assert_never, assert_type
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 from pydantic_ai.models import Model
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.tools import Tool
@@ -278,6 +278,7 @@ def read_result(result: ChildResult) -> None:
     assert_type(result.output, tuple[Block, ...])
     assert_type(result.text, str)
     assert_type(result.diagnostic, str | None)
+    assert_type(result.structured, JsonValue | None)
     assert_type(result.usage, Usage | None)
 
 
@@ -300,6 +301,7 @@ async def host_a_conversation(app: SubagentApp) -> None:
         stop = asyncio.Event()
         read(await session.call("subagent", '{"prompt": "hi"}', call_id="call-1", signal=stop, timeout=60))
 
+        await run_children(session)
         assert_type(session.notices(), AsyncIterator[Notice])
         async for notice in session.notices():
             read_notice(notice)
@@ -311,6 +313,31 @@ async def host_a_conversation(app: SubagentApp) -> None:
         await session.close(cancel_jobs=True)
 
 
+class Report(BaseModel):
+    title: str
+    findings: list[str]
+
+
+async def run_children(session: Session) -> None:
+    """Children of the host's own code, without any delegation tool."""
+    assert_type(await session.run_child("spawn", "say hello"), ChildResult)
+    result = await session.run_child(
+        "spawn",
+        "report what you find",
+        output_schema=Report.model_json_schema(),
+        label="report",
+        persona="You are brief.",
+        tool_filter=[ToolFilter(deny=("write_file",)), ToolFilter(allow=("read_file",))],
+        agent_options=AgentOptions(model="openai:gpt-5-mini"),
+        max_depth=1,
+        call_id="call-2",
+        signal=asyncio.Event(),
+        timeout=60,
+    )
+    if result.stop_reason == "completed":
+        print(Report.model_validate(result.structured).findings)
+
+
 def host_from_a_script(app: SubagentApp) -> None:
     with app.sync_host() as host:
         assert_type(host, SyncHost)
@@ -320,6 +347,7 @@ def host_from_a_script(app: SubagentApp) -> None:
         assert_type(session.tools, list[ToolDefinition])
         assert_type(session.system_prompt, str)
         read(session.call("subagent", {"description": "greet", "prompt": "say hello"}, call_id="call-1", timeout=60))
+        assert_type(session.run_child("spawn", "say hello", output_schema={"type": "object"}, timeout=60), ChildResult)
         assert_type(session.notices(timeout=5), Iterator[Notice])
         for notice in session.notices():
             session.acknowledge(notice)

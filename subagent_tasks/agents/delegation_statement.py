@@ -19,11 +19,16 @@ DELEGATION_STATEMENT = (
 
 
 def child_instructions(
-    persona: str | None, *, deployment_persona: str | None, sections: Sequence[str] = ()
+    persona: str | None,
+    *,
+    deployment_persona: str | None,
+    sections: Sequence[str] = (),
+    own_sections: Sequence[str] = (),
 ) -> list[str]:
-    """The instructions of one child: its persona, the sections of its tools, then the delegation statement.
+    """The instructions of one child: persona, sections of its tools, the delegation statement, own sections.
 
-    An absent persona keeps the deployment's; an empty one replaces it by nothing (behaviour §5.4).
+    An absent persona keeps the deployment's; an empty one replaces it by nothing (behaviour §5.4). `own_sections` are
+    those of the tools that only this child has.
     """
     chosen = deployment_persona if persona is None else persona
-    return [*([chosen] if chosen else []), *sections, DELEGATION_STATEMENT]
+    return [*([chosen] if chosen else []), *sections, DELEGATION_STATEMENT, *own_sections]

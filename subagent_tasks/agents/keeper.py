@@ -1,14 +1,13 @@
 """The transcript of an in-process child, kept around each step of pydantic-ai's loop (protocol §3).
 
-`TranscriptKeeper` writes every step down around its effect and asks before each effect whether it may start; `Gate` is
-its one way to the drive. The loop itself, and what an ending means, are elsewhere.
+`TranscriptKeeper` writes every step down around its effect and asks before each effect whether it may start, through
+the `gate`. The loop itself, and what an ending means, are elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -39,6 +38,8 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDefinition, ToolDenied
 
+from subagent_tasks.agents.gate import Gate
+from subagent_tasks.agents.structured import ALREADY_RECORDED, denied
 from subagent_tasks.agents.transcript import (
     Conversation,
     request_event,
@@ -47,8 +48,7 @@ from subagent_tasks.agents.transcript import (
     tool_result_event,
 )
 from subagent_tasks.errors import DriveStopped
-from subagent_tasks.protocol.interfaces import OWN_TOOL, Drive, NewEvent
-from subagent_tasks.protocol.models import InboxEntry
+from subagent_tasks.protocol.interfaces import OWN_TOOL, NewEvent
 
 MAX_TOOL_ERROR_CHARACTERS = 4000
 NEEDS_APPROVAL = (
@@ -81,6 +81,8 @@ class TranscriptKeeper(AbstractCapability[None]):
     ) -> ModelRequestContext:
         if new := self._unwritten(_parts_after_last_response(ctx.messages)):
             await self._gate.record(*new)
+        if self._conversation.completing_call is not None:
+            raise RunCompleted
         # What has come for the next step (protocol §3); asks at the same time whether there may be one.
         if inputs := await self._gate.take_input():
             message = ModelRequest(parts=[UserPromptPart(entry.text) for entry in inputs])
@@ -121,8 +123,15 @@ class TranscriptKeeper(AbstractCapability[None]):
         args: ValidatedToolArgs,
         handler: WrapToolExecuteHandler,
     ) -> object:
+        if self._conversation.completing_call is not None:
+            # Written down with the rest of the message, before what would be the next request.
+            return ToolDenied(ALREADY_RECORDED)
         if tool_def.kind == "unapproved":
             raise ToolFailed(NEEDS_APPROVAL)
+        if call.tool_name == self._conversation.completing_tool:
+            # Asked but not announced: its record is all its effect, so one without a record is simply made again.
+            await self._gate.announce(None)
+            return await self._run_tool(call, args, handler)
         if (tool_def.metadata or {}).get(OWN_TOOL):
             try:
                 return await self._run_tool(call, args, handler)
@@ -194,8 +203,10 @@ class TranscriptKeeper(AbstractCapability[None]):
         return ToolFailed(failure)
 
     async def _write_result(self, event: NewEvent) -> ToolReturnPart:
-        await self._gate.record(event)
-        return self._conversation.add_result(event.data)
+        added: list[ToolReturnPart] = []
+        # With the write, not behind it: a cancel in between must not forget what the transcript holds.
+        await self._gate.record(event, then=lambda: added.append(self._conversation.add_result(event.data)))
+        return added[0]
 
     def _unwritten(self, parts: Sequence[ModelRequestPart]) -> list[NewEvent]:
         """Events for the parts of the coming request that no event tells yet.
@@ -210,7 +221,8 @@ class TranscriptKeeper(AbstractCapability[None]):
         ]
         # User prompts are either taken input or what a tool added to its result: both are written already.
         others = [part for part in parts if not isinstance(part, ToolReturnPart | UserPromptPart)]
-        events = [tool_result_event(part) for part in results]
+        behind = self._conversation.calls_behind_completion
+        events = [tool_result_event(denied(part) if part.tool_call_id in behind else part) for part in results]
         for event in events:
             self._conversation.add_result(event.data)
         if fresh := others[self._others_logged :]:
@@ -229,96 +241,11 @@ class TranscriptKeeper(AbstractCapability[None]):
             self._quiet.set()
 
 
-class Gate:
-    """The one way to the drive: remembers a refusal, and lets a write that has begun come to its end."""
+class RunCompleted(BaseException):
+    """Raised in place of the next model request: the run is complete.
 
-    def __init__(self, drive: Drive) -> None:
-        self._drive = drive
-        self._stopped: DriveStopped | None = None
-        self._fault: Exception | None = None
-        self._is_halted = False
-        self._is_closed = False
-
-    def halt(self) -> None:
-        """The run was cancelled: no further effect may start, what has started may still report."""
-        self._is_halted = True
-
-    def close(self) -> None:
-        """The run has its result: what still runs in its name may not write any more."""
-        self._is_closed = True
-
-    def raise_if_halted(self) -> None:
-        if self._is_halted:
-            raise asyncio.CancelledError
-
-    def raise_refusal(self) -> None:
-        """Raise what the drive raised, if somebody else goes on with the run; an ended one keeps its partial text."""
-        if self._stopped is not None and not self.was_ended:
-            raise self._stopped
-        if self._fault is not None:
-            raise self._fault
-
-    @property
-    def was_ended(self) -> bool:
-        """Whether the drive said that the run is to end here (a kill, its limit)."""
-        return self._stopped is not None and self._stopped.reason in ("kill", "limit")
-
-    def heed(self, stop: DriveStopped) -> None:
-        """A tool of ours was told by its own move that the run may not go on here."""
-        self._remember(stop)
-
-    async def announce(self, event: NewEvent | None) -> None:
-        if self._stopped is not None:
-            raise self._stopped
-        if not self._is_halted:
-            await self._write(lambda: self._drive.announce(event))
-        # Also after it: a cancel that came during the write has spared the write, not the effect.
-        self.raise_if_halted()
-
-    async def take_input(self) -> Sequence[InboxEntry]:
-        """What waits for the next step, and is in the transcript now. As `announce`, for a model request."""
-        taken: list[InboxEntry] = []
-
-        async def take() -> None:
-            taken.extend(await self._drive.take_input())
-
-        if self._stopped is not None:
-            raise self._stopped
-        if not self._is_halted:
-            await self._write(take)
-        return taken
-
-    async def record(self, *events: NewEvent) -> None:
-        # A run that is being released may still report what it had started: the drive says whether it is in time.
-        if self._stopped is not None and self._stopped.reason != "release":
-            raise self._stopped
-        await self._write(lambda: self._drive.record(*events))
-
-    async def _write(self, write: Callable[[], Awaitable[None]]) -> None:
-        if self._is_closed:
-            raise DriveStopped("stale")
-        if self._fault is not None:
-            raise self._fault
-        # A cancel that lands inside a write would leave open whether it was committed, and so what comes next.
-        writing = asyncio.ensure_future(write())
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            while not writing.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait({writing})
-            if not writing.cancelled():
-                self._remember(writing.exception())
-            raise
-        except BaseException as error:
-            self._remember(error)
-            raise
-
-    def _remember(self, error: BaseException | None) -> None:
-        if isinstance(error, DriveStopped) and self._stopped is None:
-            self._stopped = error
-        elif isinstance(error, Exception) and self._fault is None:
-            self._fault = error
+    A `BaseException`, so that no error handling takes it for a failure of the request.
+    """
 
 
 def is_being_cancelled() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pydantic_ai import Agent, CancellationToken
@@ -17,15 +18,18 @@ from pydantic_ai.tools import DeferredToolResults
 from pydantic_ai.toolsets import AbstractToolset
 from pydantic_ai.usage import UsageLimits
 
-from subagent_tasks.agents.keeper import Gate, TranscriptKeeper, is_being_cancelled
+from subagent_tasks.agents.gate import Gate
+from subagent_tasks.agents.keeper import RunCompleted, TranscriptKeeper, is_being_cancelled
+from subagent_tasks.agents.output_schema import OutputSchema
 from subagent_tasks.agents.stopping import Stop, output_of_responses, stop_of_error, stop_of_responses
+from subagent_tasks.agents.structured import OUTPUT_TOOL, OutputToolset, structured_ending
 from subagent_tasks.agents.transcript import (
     Conversation,
     fold,
     unknown_result_event,
 )
 from subagent_tasks.protocol.interfaces import Drive
-from subagent_tasks.protocol.models import ChildResult, Usage
+from subagent_tasks.protocol.models import ChildResult, TranscriptEvent, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class ChildPlan:
     """Everything about a child that is settled before it starts.
 
     `route` names the model in diagnostics. `max_requests` bounds the model requests of the whole conversation, those
-    of earlier attempts included.
+    of earlier attempts included. With `output_schema` the child has to hand in a result that fits it.
     """
 
     model: Model
@@ -43,18 +47,25 @@ class ChildPlan:
     toolsets: Sequence[AbstractToolset[None]]
     settings: ModelSettings
     max_requests: int
+    output_schema: OutputSchema | None = None
 
 
-async def start_child(
-    plan: ChildPlan, drive: Drive, *, cancel_grace_seconds: float = 2.0, dispose_timeout_seconds: float = 5.0
+def start_child(
+    plan: ChildPlan,
+    drive: Drive,
+    events: Sequence[TranscriptEvent],
+    *,
+    cancel_grace_seconds: float = 2.0,
+    dispose_timeout_seconds: float = 5.0,
 ) -> InProcessRun:
-    """Begin a child, or go on with it where its transcript ends.
+    """Begin a child, or go on with it where its transcript ends: `events` are all of it so far.
 
     A cancel leaves a synchronous tool behind at once: its thread ends by itself, its result is dropped. An `async` tool
     that swallows the cancel is given `cancel_grace_seconds` before the result is `aborted` without it, and
     `dispose_timeout_seconds` more before it is left behind. Whoever wants a tool to end first waits before cancelling.
     """
-    conversation = fold(await drive.transcript(), prompt=plan.prompt)
+    completing_tool = None if plan.output_schema is None else OUTPUT_TOOL
+    conversation = fold(events, prompt=plan.prompt, completing_tool=completing_tool)
     return InProcessRun(
         plan,
         drive,
@@ -138,6 +149,7 @@ class InProcessRun:
             await self._gate.record(*unknown)
             for event in unknown:
                 conversation.add_result(event.data)
+        own = [] if plan.output_schema is None else [OutputToolset(plan.output_schema)]
         never_started = [call.tool_call_id for call in conversation.calls_never_started]
         self._keeper.resume(never_started)
         agent = Agent(
@@ -147,24 +159,25 @@ class InProcessRun:
             # A last message without text is an answer too (behaviour §1.3), not a reason to ask once more.
             output_type=[str, type(None)],
             instructions=list(plan.instructions),
-            toolsets=list(plan.toolsets),
+            toolsets=[*plan.toolsets, *own],
             capabilities=[self._keeper],
             # How often a model may err in its calls is bounded by `max_requests`; pydantic-ai's own limit ends the run.
             retries={"tools": plan.max_requests, "output": 1},
         )
-        await agent.run(
-            None,
-            message_history=conversation.history(),
-            # "Approved" is pydantic-ai's word for "run it now"; it goes through the same hooks as a fresh call.
-            deferred_tool_results=DeferredToolResults(approvals=dict.fromkeys(never_started, True))
-            if never_started
-            else None,
-            conversation_id=self._conversation_id,
-            cancellation_token=self._token,
-            model_settings=plan.settings,
-            usage=self._usage,
-            usage_limits=UsageLimits(request_limit=plan.max_requests),
-        )
+        with suppress(RunCompleted):
+            await agent.run(
+                None,
+                message_history=conversation.history(),
+                # "Approved" is pydantic-ai's word for "run it now"; it goes through the same hooks as a fresh call.
+                deferred_tool_results=DeferredToolResults(approvals=dict.fromkeys(never_started, True))
+                if never_started
+                else None,
+                conversation_id=self._conversation_id,
+                cancellation_token=self._token,
+                model_settings=plan.settings,
+                usage=self._usage,
+                usage_limits=UsageLimits(request_limit=plan.max_requests),
+            )
 
     def _stop_of(self, error: BaseException) -> Stop:
         if isinstance(error, asyncio.CancelledError) and self._is_cancelled:
@@ -176,11 +189,14 @@ class InProcessRun:
         return stop_of_error(error, model=self._plan.route, max_requests=self._plan.max_requests)
 
     def _ended(self, stop: Stop) -> ChildResult:
-        usage = self._usage
+        usage, structured = self._usage, None
+        if self._plan.output_schema is not None:
+            stop, structured = structured_ending(self._conversation, stop)
         return ChildResult(
             stop_reason=stop.reason,
             output=output_of_responses(self._conversation.responses),
             diagnostic=stop.diagnostic,
+            structured=structured,
             usage=Usage(
                 requests=usage.requests,
                 input_tokens=usage.input_tokens,

@@ -71,8 +71,12 @@ class Tail:
 
 @dataclass(slots=True)
 class Conversation:
-    """A folded transcript: the closed messages, up to the last model message, and the open tail behind it."""
+    """A folded transcript: the closed messages, up to the last model message, and the open tail behind it.
 
+    `completing_tool` names the tool whose first successful call ends the conversation; most have none.
+    """
+
+    completing_tool: str | None = None
     messages: list[ModelMessage] = field(default_factory=list[ModelMessage])
     responses: list[ModelResponse] = field(default_factory=list[ModelResponse])
     tail: Tail = field(default_factory=Tail)
@@ -92,8 +96,25 @@ class Conversation:
         return [call for call in self.open_calls if call.tool_call_id not in self.tail.announced]
 
     @property
+    def completing_call(self) -> ToolCallPart | None:
+        """The call whose success, as it is recorded, ended the conversation.
+
+        Looked for in the last model message alone: a call id that is used again later names another call.
+        """
+        return next((call for call in self._last_calls if self._completes(call)), None)
+
+    @property
+    def calls_behind_completion(self) -> frozenset[str]:
+        """The ids of the calls that stand behind the completing one in its message."""
+        calls = self._last_calls
+        ends = [index for index, call in enumerate(calls) if self._completes(call)]
+        return frozenset(call.tool_call_id for call in calls[ends[0] + 1 :]) if ends else frozenset()
+
+    @property
     def is_finished(self) -> bool:
-        """The last word is a model message that asks for nothing more."""
+        """It was completed, or the last word is a model message that asks for nothing more."""
+        if self.completing_call is not None:
+            return True
         return bool(self.responses) and not self._last_calls and not self.tail.request_parts(())
 
     @property
@@ -122,7 +143,8 @@ class Conversation:
         self.tail = Tail()
 
     def add_result(self, data: Mapping[str, JsonValue]) -> ToolReturnPart:
-        flat = {key: value for key, value in data.items() if key not in _RESULT_EXTRAS}
+        # What a tool returned may be nothing, and what is None is not written.
+        flat = {"content": None, **{key: value for key, value in data.items() if key not in _RESULT_EXTRAS}}
         part = cast("ToolReturnPart", _REQUEST_PART.validate_python(flat))
         self.tail.results[part.tool_call_id] = part
         self.successful_calls += part.outcome == "success"
@@ -130,14 +152,22 @@ class Conversation:
             self.tail.contents[part.tool_call_id] = UserPromptPart(_USER_CONTENT.validate_python(content))
         return part
 
+    def _completes(self, call: ToolCallPart) -> bool:
+        result = self.tail.results.get(call.tool_call_id)
+        return (
+            call.tool_name == self.completing_tool
+            and result is not None
+            and (result.tool_name, result.outcome) == (call.tool_name, "success")
+        )
+
     @property
     def _last_calls(self) -> list[ToolCallPart]:
         return list(self.responses[-1].tool_calls) if self.responses else []
 
 
-def fold(events: Sequence[TranscriptEvent], *, prompt: str) -> Conversation:
+def fold(events: Sequence[TranscriptEvent], *, prompt: str, completing_tool: str | None = None) -> Conversation:
     """The conversation the events tell. `prompt` stands in for the first input where none was taken."""
-    conversation = Conversation()
+    conversation = Conversation(completing_tool)
     for event in events:
         match event.kind:
             case "input":

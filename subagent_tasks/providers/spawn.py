@@ -7,19 +7,18 @@ How the child then runs is `agents.loop`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import cast
 
 from pydantic_ai.models import Model
-from pydantic_ai.tools import RunContext, ToolDefinition
-from pydantic_ai.toolsets import AbstractToolset
 
 from subagent_tasks.agents.delegation_statement import child_instructions
 from subagent_tasks.agents.loop import ChildPlan, start_child
-from subagent_tasks.errors import ConfigurationError, UnsupportedCapability
+from subagent_tasks.agents.output_schema import OutputSchema
+from subagent_tasks.agents.structured import OUTPUT_SECTION, OUTPUT_TOOL
+from subagent_tasks.agents.tool_filter import admitted, check_filter, filtered_toolsets
+from subagent_tasks.errors import ConfigurationError
 from subagent_tasks.models.routes import ModelRoutes, Route, chosen_route, request_settings
-from subagent_tasks.protocol.interfaces import ChildTools, Drive, Provider, Run
-from subagent_tasks.protocol.models import AgentOptions, Capabilities, ChildRequest, ToolFilter
+from subagent_tasks.protocol.interfaces import Drive, Provider, Run
+from subagent_tasks.protocol.models import AgentOptions, Capabilities, ChildRequest
 
 MAX_REQUESTS = 200
 
@@ -56,7 +55,12 @@ class SpawnProvider(Provider):
         self.name = name
         self.queue = queue
         self.capabilities = Capabilities(
-            depth_limit=True, tool_filter=True, persona=True, agent_options=True, prepare_continuable=True
+            output_schema=True,
+            depth_limit=True,
+            tool_filter=True,
+            persona=True,
+            agent_options=True,
+            prepare_continuable=True,
         )
         self.inherits_parent_context = False
         self.resumable = True
@@ -79,12 +83,9 @@ class SpawnProvider(Provider):
         """Start a child, or go on with it where its transcript ends.
 
         Raises `ConfigurationError` (unknown tool in the filter, no or unknown model, unknown reasoning effort),
-        `UnsupportedCapability`, and `OperatorError` (missing package or API key).
+        `CallerError` (unsupported output schema), and `OperatorError` (missing package or API key).
         """
-        if request.output_schema is not None:
-            raise UnsupportedCapability(f'provider "{self.name}" does not support an output schema')
-        toolsets = filtered_toolsets(drive.tools, request.tool_filter)
-        sections = drive.tools.sections(request.tool_filter.admits if request.tool_filter else _everything)
+        output_schema = None if request.output_schema is None else OutputSchema.of(request.output_schema)
         settings = request_settings(
             request.agent_options,
             max_tokens=self._max_tokens,
@@ -92,16 +93,27 @@ class SpawnProvider(Provider):
             first_event_timeout_seconds=drive.first_event_timeout_seconds,
         )
         route, model = self._model(request.agent_options)
+        events = await drive.transcript()
+        if not any(event.kind == "response" for event in events):
+            # Once: a child that goes on may find that its deployment has dropped a tool meanwhile.
+            await check_filter(request.tool_filter, drive.tools, model=model)
+        shadowed = frozenset[str]() if output_schema is None else frozenset({OUTPUT_TOOL})
         plan = ChildPlan(
             model=model,
             route=route.name,
             prompt=request.prompt,
-            instructions=child_instructions(request.persona, deployment_persona=self._instructions, sections=sections),
-            toolsets=toolsets,
+            instructions=child_instructions(
+                request.persona,
+                deployment_persona=self._instructions,
+                sections=drive.tools.sections(admitted(request.tool_filter)),
+                own_sections=() if output_schema is None else (OUTPUT_SECTION,),
+            ),
+            toolsets=filtered_toolsets(drive.tools, request.tool_filter, shadowed=shadowed),
             settings=settings,
             max_requests=self._max_requests,
+            output_schema=output_schema,
         )
-        return await start_child(plan, drive)
+        return start_child(plan, drive, events)
 
     def _model(self, options: AgentOptions | None) -> tuple[Route, Model]:
         route = chosen_route(options, default=self._default)
@@ -113,28 +125,6 @@ class SpawnProvider(Provider):
         if self._instance is not None and route == self._default:
             return route, self._instance
         return route, self._routes.model(route)
-
-
-def filtered_toolsets(tools: ChildTools, tool_filter: ToolFilter | None) -> Sequence[AbstractToolset[None]]:
-    """The child's toolsets: a name that does not pass the filter is neither shown nor callable (behaviour §5.5)."""
-    toolsets = cast("Sequence[AbstractToolset[None]]", tools.toolsets())
-    if tool_filter is None:
-        return toolsets
-    known = tools.names()
-    if unknown := sorted({*(tool_filter.allow or ()), *(tool_filter.deny or ())} - known):
-        quoted = ", ".join(f'"{name}"' for name in unknown)
-        raise ConfigurationError(
-            f"tools.restrict() names unknown global tool(s) {quoted}; known global tools: {', '.join(sorted(known))}"
-        )
-
-    def admits(ctx: RunContext[None], definition: ToolDefinition) -> bool:
-        return tool_filter.admits(definition.name)
-
-    return [toolset.filtered(admits) for toolset in toolsets]
-
-
-def _everything(name: str) -> bool:
-    return True
 
 
 def _default_route(model: str | Model | None, *, base_url: str | None, api_key_env: str | None) -> Route | None:

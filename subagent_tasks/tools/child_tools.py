@@ -13,18 +13,15 @@ from pydantic_ai import RunContext, ToolFailed
 from pydantic_ai.messages import ModelResponse
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
-from pydantic_core import SchemaValidator, core_schema
 
 from subagent_tasks.drive import LeasedDrive
 from subagent_tasks.errors import SubagentError
 from subagent_tasks.own_runs import OwnRuns
 from subagent_tasks.protocol.interfaces import OWN_TOOL, ChildTools
+from subagent_tasks.protocol.models import ToolCall
 from subagent_tasks.scheduling import DEFAULT_MAX_PARALLEL
 from subagent_tasks.tools.calls import CallContext, Tool, ToolServices
 from subagent_tasks.tools.render import error_result
-
-# The tools check their arguments themselves, with the contract's texts.
-_ANYTHING = SchemaValidator(core_schema.any_schema())
 
 
 class ChildToolMaker:
@@ -100,11 +97,14 @@ class OwnToolset(AbstractToolset[None]):
             own_runs=self._own_runs,
             key=f"{message}:{ctx.tool_call_id}",
         )
-        async with self._own_runs.call(announced=called.starts_runs):
-            try:
-                result = await called.call(self._services, context, tool_args)
-            except SubagentError as error:
-                result = error_result(error)
+        try:
+            result = await self._own_runs.carry_out(
+                lambda: called.call(self._services, context, tool_args),
+                call_id=str(ctx.tool_call_id),
+                is_checked=called.starts_runs,
+            )
+        except SubagentError as error:
+            result = error_result(error)
         if result.is_error:
             raise ToolFailed(result.text)
         return result.text
@@ -121,5 +121,20 @@ class OwnToolset(AbstractToolset[None]):
                 metadata={OWN_TOOL: True},
             ),
             max_retries=0,
-            args_validator=_ANYTHING,
+            args_validator=_AsWritten(),
         )
+
+
+class _AsWritten:
+    """Takes a call's arguments as a host does: text that is no JSON object is kept (behaviour §7.13).
+
+    The tools check their arguments themselves, with the contract's texts; refused here, a model's slip would end the
+    child.
+    """
+
+    def validate_json(self, input: str | bytes | bytearray, **_: Any) -> dict[str, Any] | str:
+        text = input if isinstance(input, str) else bytes(input).decode(errors="replace")
+        return ToolCall(name="", arguments=text).arguments
+
+    def validate_python(self, input: Any, **_: Any) -> Any:
+        return input

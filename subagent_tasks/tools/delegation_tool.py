@@ -1,20 +1,17 @@
 """The delegation tool in action: `subagent` and its siblings (behaviour §2).
 
-Checks in the contract's order, starts the run, and for a foreground call waits for its ending. What is admitted is
+Checks in the contract's order and starts the run. How a host waits for one is `foreground`'s, what is admitted is
 decided in the admitting script, what a result says in `render`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
-from subagent_tasks.errors import BrokerUnavailable, CallerError, ToolError
+from subagent_tasks.errors import ToolError
 from subagent_tasks.own_runs import OwnRuns
-from subagent_tasks.protocol.ids import run_id_for_call
 from subagent_tasks.protocol.interfaces import Provider
-from subagent_tasks.protocol.models import ChildRequest, Mode, Outcome, ToolDefinition, ToolResult
+from subagent_tasks.protocol.models import ChildRequest, Mode, ToolDefinition, ToolResult
 from subagent_tasks.protocol.records import RunSpec
 from subagent_tasks.tools.arguments import (
     DelegationArguments,
@@ -22,13 +19,11 @@ from subagent_tasks.tools.arguments import (
     foreground_or_background,
     parse_delegation,
 )
-from subagent_tasks.tools.calls import ANSWER_SECONDS, CallContext, ToolServices, within
+from subagent_tasks.tools.calls import CallContext, ToolServices, within
 from subagent_tasks.tools.config import DelegationToolConfig, check_provider
 from subagent_tasks.tools.definitions import delegation_section, delegation_tool
+from subagent_tasks.tools.foreground import foreground_ending, run_id_of
 from subagent_tasks.tools.render import background_started, foreground_result, timed_out
-
-PARTIAL_SECONDS = 1.0
-"""How long a caller that gives up still waits for the child to say how far it came."""
 
 
 class DelegationTool:
@@ -77,23 +72,31 @@ class DelegationTool:
             run_limit_seconds=run_limit_seconds,
             owner_queue=context.own_runs.queue if context.own_runs else None,
         )
-        run_id = self._run_id(services, context)
+        run_id = run_id_of(services, context)
         if context.own_runs is not None:
-            return await self._by_child(context.own_runs, run_id, mode, spec)
+            return await self._by_child(context.own_runs, context, run_id, mode, spec)
         if mode == "background":
             starting = services.delegation.start(run_id, owner=context.session_id, mode=mode, spec=spec)
             await within(starting, wait_seconds=context.timeout_seconds)
             return background_started(run_id)
-        return await self._foreground(services, context, run_id, spec)
+        ending = await foreground_ending(services, context, run_id, spec)
+        if ending.timed_out_seconds is not None:
+            return timed_out(run_id, ending.outcome, timeout_seconds=ending.timed_out_seconds)
+        return foreground_result(run_id, ending.outcome)
 
-    async def _by_child(self, own_runs: OwnRuns, run_id: str, mode: Mode, spec: RunSpec) -> ToolResult:
+    async def _by_child(
+        self, own_runs: OwnRuns, context: CallContext, run_id: str, mode: Mode, spec: RunSpec
+    ) -> ToolResult:
+        call_id = str(context.call_id)
         if mode == "background":
             await own_runs.start(run_id, mode=mode, spec=spec)
             return background_started(run_id)
-        async with own_runs.place():
-            await own_runs.start(run_id, mode=mode, spec=spec)
-            outcome = await own_runs.ending(run_id)
-            assert outcome is not None, "a wait without a limit ends with the run"
+        async with own_runs.place(call_id=call_id):
+            outcome = await own_runs.outcome(run_id)
+            if outcome is None:
+                await own_runs.start(run_id, mode=mode, spec=spec)
+                outcome = await own_runs.ending(run_id, call_id=call_id)
+                assert outcome is not None, "a wait without a limit ends with the run"
             return foreground_result(run_id, outcome)
 
     def _check_collectable(self) -> None:
@@ -117,75 +120,3 @@ class DelegationTool:
                 "reasoning_effort",
                 code="UNSUPPORTED_CAPABILITY",
             )
-
-    def _run_id(self, services: ToolServices, context: CallContext) -> str:
-        key = context.key or context.call_id
-        if key is None:
-            return services.new_id()
-        return run_id_for_call(namespace=services.settings.namespace, session_id=context.session_id, call_id=key)
-
-    async def _foreground(self, services: ToolServices, context: CallContext, run_id: str, spec: RunSpec) -> ToolResult:
-        # Expected before it is admitted: a child that ends at once is not missed.
-        ending = services.waiting.expect(run_id)
-        starting = asyncio.ensure_future(
-            services.delegation.start(run_id, owner=context.session_id, mode="foreground", spec=spec)
-        )
-        try:
-            timeout_seconds = min(context.timeout_seconds or spec.run_limit_seconds, spec.run_limit_seconds)
-            deadline = time.monotonic() + timeout_seconds
-            try:
-                known = await within(asyncio.shield(starting), wait_seconds=timeout_seconds)
-                if known:
-                    services.waiting.look(run_id)
-                outcome = await _first(ending, context.signal, timeout_seconds=deadline - time.monotonic())
-            except asyncio.CancelledError:
-                # The caller's task is cancelled: the child goes with it, and the cancellation goes on.
-                await asyncio.shield(_withdraw(services, context, run_id, starting))
-                raise
-            except BrokerUnavailable:
-                # It may have been admitted all the same: the caller repeats the call, or nobody waits for the run.
-                services.delegation.withdraw(
-                    run_id,
-                    owner=context.session_id,
-                    starting=starting,
-                    unless=lambda: services.waiting.is_expected(run_id),
-                )
-                raise
-            except CallerError:
-                # The host stops, and the call with it.
-                services.delegation.withdraw(run_id, owner=context.session_id, starting=starting)
-                raise
-            if outcome is not None:
-                return foreground_result(run_id, outcome)
-            asked = await _withdraw(services, context, run_id, starting)
-            # Whoever could not be asked has nothing to say.
-            outcome = await _first(ending, None, timeout_seconds=PARTIAL_SECONDS if asked else 0)
-            outcome = outcome or Outcome(status="killed", stop_reason="aborted")
-            if context.signal is not None and context.signal.is_set():
-                return foreground_result(run_id, outcome)
-            return timed_out(run_id, outcome, timeout_seconds=timeout_seconds)
-        finally:
-            services.waiting.forget(run_id)
-
-
-async def _withdraw(services: ToolServices, context: CallContext, run_id: str, starting: asyncio.Future[bool]) -> bool:
-    """The caller gave up: ask the child to end. Whether it was asked by now; if not, the asking goes on (P8)."""
-    withdrawal = services.delegation.withdraw(run_id, owner=context.session_id, starting=starting)
-    await asyncio.wait({withdrawal}, timeout=ANSWER_SECONDS)
-    return withdrawal.done()
-
-
-async def _first(
-    ending: asyncio.Future[Outcome], signal: asyncio.Event | None, *, timeout_seconds: float
-) -> Outcome | None:
-    """The outcome, or None when the signal was set or the time was over first. An outcome that is there wins."""
-    watched: set[asyncio.Future[Any]] = {ending}
-    watcher = None if signal is None else asyncio.ensure_future(signal.wait())
-    if watcher is not None:
-        watched.add(watcher)
-    try:
-        await asyncio.wait(watched, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        if watcher is not None:
-            watcher.cancel()
-    return ending.result() if ending.done() else None

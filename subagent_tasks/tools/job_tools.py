@@ -51,7 +51,7 @@ class JobOutput:
         if context.own_runs is not None:
             # From when the call was made, however often the child is driven until it is answered.
             until_ms = context.own_runs.last_response_at_ms + int(timeout_seconds * 1000)
-            await context.own_runs.ending(parsed.job_id, until_ms=until_ms)
+            await context.own_runs.ending(parsed.job_id, call_id=str(context.call_id), until_ms=until_ms)
             record = await _collect(services, context, parsed.job_id)
             return job_output_result(record.snapshot(), record.outcome)
         ended = await _wait(services, context, parsed.job_id, timeout_seconds=deadline - time.monotonic())

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
-from subagent_tasks.testing import ScriptedModel, call_tool, fake_app, reply
+from subagent_tasks.testing import ScriptedModel, call_tool, call_tools, fake_app, reply, wait_for
+from subagent_tasks.waiting import Waiting
+from tests.behaviour.bench import until
+from tests.behaviour.nesting import nesting, results
 
 
 def chain(depth: int) -> ScriptedModel:
@@ -26,3 +30,55 @@ async def test_a_chain_is_longer_than_there_are_slots(depth: int, concurrency: i
         calls = [kit.session.call("subagent", {"description": "top", "prompt": "level 1"}) for _ in range(chains)]
         results = await asyncio.gather(*calls)
         assert [result.text for result in results] == ["done at 1"] * chains
+
+
+async def test_a_child_collects_its_jobs_though_there_is_one_slot() -> None:
+    """P11: while it waits for a job it holds none."""
+    async with nesting(concurrency=1) as nest:
+        job = nest.child(reply("the answer"))
+        waits = [call_tool("job_output", {"job_id": name, "wait": True}) for name in ("JOB1", "JOB2")]
+        top = nest.child(call_tools(job.job(), job.job()), call_tools(*waits), reply("collected"))
+        assert (await (await nest.session()).call("subagent", top.arguments())).text == "collected"
+        assert results(nest.requests(top)[-1])[2:] == ["the answer\n[status: completed]"] * 2
+
+
+async def test_a_message_of_many_children_needs_one_slot() -> None:
+    """P11, behaviour §7.2: more children than slots, and more than may go on at once."""
+    async with nesting(concurrency=1) as nest:
+        leaves = [nest.child(reply(f"leaf {number}")) for number in range(12)]
+        top = nest.child(call_tools(*(leaf.call() for leaf in leaves)), reply("all"))
+        assert (await (await nest.session()).call("subagent", top.arguments())).text == "all"
+        assert results(nest.requests(top)[-1]) == [f"leaf {number}" for number in range(12)]
+
+
+async def test_a_child_lets_go_of_its_slot_when_its_last_tool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P11: also when that happens just while it begins to listen for the endings it waits for."""
+    tool_may_end, is_listening, may_go_on = (threading.Event() for _ in range(3))
+    attach = Waiting.attach
+
+    async def attach_slowly(waiting: Waiting, session_id: str) -> None:
+        await attach(waiting, session_id)
+        is_listening.set()
+        await wait_for(may_go_on).passed()
+
+    def hold() -> str:
+        """Hold until it is let go."""
+        tool_may_end.wait(10)
+        return "held"
+
+    async with nesting(concurrency=1, functions=[hold]) as nest:
+        session = await nest.session()
+        monkeypatch.setattr(Waiting, "attach", attach_slowly)
+        leaf = nest.child(reply("leaf"))
+        top = nest.child(call_tools(leaf.call(), call_tool("hold")), reply("done"))
+        calling = asyncio.create_task(session.call("subagent", top.arguments()))
+        await until(is_listening.is_set, "the child begins to listen")
+        tool_may_end.set()
+
+        async def recorded() -> bool:
+            return any(event.kind == "tool_result" for event in await nest.transcript(session, top))
+
+        await until(recorded, "the tool has ended")
+        may_go_on.set()
+        async with asyncio.timeout(5):
+            assert (await calling).text == "done"

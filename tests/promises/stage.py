@@ -8,7 +8,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,20 +16,25 @@ from typing import Any, cast
 from unittest import mock
 
 import redis
+import redis.asyncio
+from host_process import HostProcess
 
 from broker_config import queue_name
 from subagent_tasks import SubagentApp
 from subagent_tasks.host import Session
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.models import Notice
-from subagent_tasks.testing import StubLLM, wait_until
+from subagent_tasks.testing import StubLLM, call_tool, wait_until
+from subagent_tasks.testing.checks import assert_no_leaked_keys, assert_settled
 from subagent_tasks.testing.processes import WorkerProcess
-from subagent_tasks.testing.script import SeenRequest
+from subagent_tasks.testing.script import SeenRequest, ToolCalls
 
 HERE = Path(__file__).parent
 LEASE_SECONDS = 1.5
 WITHIN_TWO_LEASES_SECONDS = 2 * LEASE_SECONDS
 CONCURRENCY = 4
+PROCESS_SECONDS = 40
+"""What a process may take to start or to end on a busy machine: several start at once, and each loads libraries."""
 WORKER_OPTIONS = ("--without-gossip", "--without-mingle")
 
 _numbers = itertools.count(1)
@@ -66,9 +71,16 @@ class Stage:
         self.stack.callback(self.app.celery.close)
 
     def worker(
-        self, *, concurrency: int = CONCURRENCY, options: tuple[str, ...] = (), log_level: str = "INFO"
+        self,
+        *,
+        concurrency: int = CONCURRENCY,
+        providers: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
+        log_level: str = "INFO",
     ) -> WorkerProcess:
-        """Start a worker; the caller waits until it is ready."""
+        """Start a worker, of these providers only if any are named; the caller waits until it is ready."""
+        if providers:
+            options = ("-Q", ",".join(self.queue(provider) for provider in providers), *options)
         worker = WorkerProcess(
             "agents",
             directory=HERE,
@@ -81,12 +93,14 @@ class Stage:
         self.workers.append(self.stack.enter_context(worker))
         return worker
 
-    def ensure(self, count: int) -> list[WorkerProcess]:
+    def ensure(
+        self, count: int, *, concurrency: int = CONCURRENCY, providers: tuple[str, ...] = ()
+    ) -> list[WorkerProcess]:
         """At least `count` workers that run and are ready: tests that end one leave the rest to the next test."""
         while len(self.living) < count:
-            self.worker()
+            self.worker(concurrency=concurrency, providers=providers)
         for worker in self.living:
-            worker.wait_ready()
+            worker.wait_ready(PROCESS_SECONDS)
         return self.living
 
     @property
@@ -138,15 +152,39 @@ class Stage:
         """The model requests whose prompt contains the text."""
         return [request for request in self.model.seen if prompt in request.prompt]
 
+    def heard(self, prompt: str) -> list[SeenRequest]:
+        """The model requests of children that were once told this, whatever they were told later."""
+        return [
+            request
+            for request in self.model.seen
+            if any(message.role == "user" and prompt in message.text for message in request.messages)
+        ]
+
     def driver_pid(self, run_id: str) -> int:
-        """The process that drives a run, from its record."""
-        return int(str(self.redis.hget(self.keys.session(run_id), "worker")).split("-")[1])
+        """The process that drives a run, or drove it last, from its record."""
+        return int(str(self.redis.hget(self.keys.session(run_id), "driver")).split("-")[1])
 
     def states(self) -> list[str]:
         """The states of all runs."""
         keys: Any = cast("Any", self.redis).scan_iter(match=f"{{{self.namespace}}}:session:*")
         found = [cast("str | None", self.redis.hget(str(key), "state")) for key in keys]
         return [state for state in found if state is not None]
+
+    def tree(self, session_id: str) -> list[dict[str, str]]:
+        """The records of all runs below a parent session, the oldest first."""
+        keys: Any = cast("Any", self.redis).scan_iter(match=f"{{{self.namespace}}}:session:*")
+        records = [cast("dict[str, str]", self.redis.hgetall(str(key))) for key in keys]
+        return sorted(
+            (record for record in records if record.get("root") == session_id and "owner" in record),
+            key=lambda record: (int(record["depth"]), int(record["created_at"])),
+        )
+
+    async def assert_clean(self) -> None:
+        """Nothing is unsettled and no key is left without a lifetime, once sweepers have struck off their walks."""
+        await wait_until(lambda: not self.redis.exists(self.keys.cascade), description="all walks are struck off")
+        async with redis.asyncio.Redis.from_url(self.app.settings.redis_py_url, decode_responses=True) as client:
+            await assert_settled(client, self.namespace)
+            await assert_no_leaked_keys(client, self.namespace)
 
     def queue(self, provider: str = "spawn") -> str:
         """The list in which the provider's messages wait."""
@@ -167,6 +205,12 @@ class Stage:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def host(self, session_id: str, *calls: Mapping[str, Any]) -> HostProcess:
+        """Start a host of its own for these calls; the caller waits until it is ready."""
+        log = self.directory / f"host-{next(_numbers)}.log"
+        env = {**self.environment, "PYTHONWARNINGS": "ignore"}
+        return self.stack.enter_context(HostProcess(session_id, calls, directory=HERE, env=env, log=log))
+
     def _load(self) -> SubagentApp:
         """The declaration as a host process would import it."""
         with mock.patch.dict(os.environ, self.environment):
@@ -183,6 +227,11 @@ MakeStage = Callable[..., Stage]
 def arguments(prompt: str, *, background: bool = False) -> dict[str, Any]:
     """What a model writes to delegate."""
     return {"description": "a task", "prompt": prompt, **({"run_in_background": True} if background else {})}
+
+
+def delegate(prompt: str, *, tool: str = "subagent", background: bool = False, call_id: str | None = None) -> ToolCalls:
+    """A model's step that delegates."""
+    return call_tool(tool, arguments(prompt, background=background), call_id=call_id)
 
 
 async def start_job(session: Session, prompt: str, *, tool: str = "subagent") -> str:

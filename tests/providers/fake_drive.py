@@ -14,7 +14,7 @@ from typing import Any
 from pydantic_ai.toolsets import FunctionToolset
 
 from subagent_tasks.errors import DriveStopped
-from subagent_tasks.protocol.interfaces import NewEvent
+from subagent_tasks.protocol.interfaces import ChildTools, NewEvent
 from subagent_tasks.protocol.models import InboxEntry, TranscriptEvent
 
 
@@ -42,7 +42,7 @@ class FakeTools:
 class FakeDrive:
     """`refuse_after` writes and checks the drive raises `stop_reason`; `fail_with` is raised instead when given."""
 
-    tools: FakeTools = field(default_factory=FakeTools)
+    tools: ChildTools = field(default_factory=FakeTools)
     events: list[TranscriptEvent] = field(default_factory=list[TranscriptEvent])
     session_id: str = "child-1"
     depth: int = 1
@@ -70,7 +70,7 @@ class FakeDrive:
         await self._write()
         taken, self.waiting = self.waiting, []
         for entry in taken:
-            self._append(NewEvent("input", entry.model_dump(mode="json")))
+            self.add(NewEvent("input", entry.model_dump(mode="json")))
         return taken
 
     async def announce(self, call: NewEvent | None = None) -> None:
@@ -85,7 +85,14 @@ class FakeDrive:
 
     def give(self, text: str) -> None:
         """What `take_input` of the executor leaves behind."""
-        self._append(NewEvent("input", {"message_id": "m1", "text": text, "source": "user", "lane": "next-turn"}))
+        self.add(NewEvent("input", {"message_id": "m1", "text": text, "source": "user", "lane": "next-turn"}))
+
+    def add(self, *events: NewEvent) -> None:
+        """Put events at the end of the transcript, unasked."""
+        for event in events:
+            data = json.loads(json.dumps(dict(event.data), allow_nan=False))
+            json.dumps(data, ensure_ascii=False).encode()
+            self.events.append(TranscriptEvent(seq=len(self.events), kind=event.kind, data=data))
 
     def resumed_at(self, length: int) -> FakeDrive:
         """Another worker's drive of the same run, the first `length` events of whose transcript survived."""
@@ -98,10 +105,4 @@ class FakeDrive:
         if self.hold is not None:
             self.held.set()
             await self.hold.wait()
-        for event in events:
-            self._append(event)
-
-    def _append(self, event: NewEvent) -> None:
-        data = json.loads(json.dumps(dict(event.data), allow_nan=False))
-        json.dumps(data, ensure_ascii=False).encode()
-        self.events.append(TranscriptEvent(seq=len(self.events), kind=event.kind, data=data))
+        self.add(*events)

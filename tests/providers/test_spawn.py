@@ -20,106 +20,38 @@ from pydantic_ai.exceptions import (
     ModelRateLimitError,
 )
 from pydantic_ai.messages import (
-    FinishReason,
     ModelMessage,
     ModelResponse,
     TextPart,
     ThinkingPart,
     ToolCallPart,
-    ToolReturnPart,
     UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.toolsets import FunctionToolset
-from pydantic_ai.usage import RequestUsage
 
 from subagent_tasks.agents.delegation_statement import DELEGATION_STATEMENT
 from subagent_tasks.agents.keeper import MAX_TOOL_ERROR_CHARACTERS, NEEDS_APPROVAL
-from subagent_tasks.agents.loop import InProcessRun
 from subagent_tasks.agents.transcript import UNKNOWN_EFFECT, fold
-from subagent_tasks.errors import ConfigurationError, DriveStopped, OperatorError, UnsupportedCapability
+from subagent_tasks.errors import ConfigurationError, DriveStopped, OperatorError
 from subagent_tasks.models.routes import ModelRoutes
-from subagent_tasks.protocol.models import AgentOptions, ChildRequest, ChildResult, ToolFilter
+from subagent_tasks.protocol.models import AgentOptions, ToolFilter
 from subagent_tasks.providers import SpawnProvider
+from tests.providers.driving import (
+    WAIT_SECONDS,
+    Script,
+    Step,
+    ask,
+    assert_consistent,
+    drive_child,
+    say,
+    start,
+    tool_returns,
+    use,
+)
 from tests.providers.fake_drive import FakeDrive, FakeTools
 
 SECRET = "sk-planted-secret-1234"
-WAIT_SECONDS = 5.0
-
-Step = ModelResponse | Exception
-
-
-class Script:
-    """A model that answers each request with the step its conversation has come to: any process can go on with it."""
-
-    def __init__(self, *steps: Step) -> None:
-        self.steps = steps
-        self.requests: list[list[ModelMessage]] = []
-        self.infos: list[AgentInfo] = []
-        self.model = FunctionModel(self._answer, model_name="scripted")
-
-    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        self.requests.append(list(messages))
-        self.infos.append(info)
-        step = self.steps[sum(isinstance(message, ModelResponse) for message in messages)]
-        if isinstance(step, Exception):
-            raise step
-        return ModelResponse(
-            parts=list(step.parts), finish_reason=step.finish_reason, usage=step.usage, state=step.state
-        )
-
-
-def say(text: str, finish: FinishReason | None = "stop") -> ModelResponse:
-    return ModelResponse(
-        parts=[TextPart(text)], finish_reason=finish, usage=RequestUsage(input_tokens=10, output_tokens=2)
-    )
-
-
-def use(*calls: tuple[str, dict[str, Any]], finish: FinishReason = "tool_call") -> ModelResponse:
-    """A model message that calls tools; the ids are `c1`, `c2`, … as many model servers number them."""
-    parts = [ToolCallPart(name, arguments, f"c{index}") for index, (name, arguments) in enumerate(calls, 1)]
-    return ModelResponse(parts=parts, finish_reason=finish, usage=RequestUsage(input_tokens=10, output_tokens=2))
-
-
-async def start(script: Script, drive: FakeDrive, request: ChildRequest | None = None, **options: Any) -> InProcessRun:
-    if not drive.events:
-        drive.give("do it")
-    run = await SpawnProvider(script.model, **options).start(request or ask(), drive)
-    assert isinstance(run, InProcessRun)
-    return run
-
-
-async def drive_child(
-    script: Script, drive: FakeDrive | None = None, request: ChildRequest | None = None, **options: Any
-) -> ChildResult:
-    run = await start(script, drive or FakeDrive(), request, **options)
-    try:
-        async with asyncio.timeout(WAIT_SECONDS):
-            return await run.result()
-    finally:
-        await run.dispose()
-
-
-def ask(**fields: Any) -> ChildRequest:
-    return ChildRequest(label="task", prompt="do it", **fields)
-
-
-def tool_returns(messages: Sequence[ModelMessage]) -> list[ToolReturnPart]:
-    return [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
-
-
-def assert_consistent(messages: Sequence[ModelMessage]) -> None:
-    """Every call is answered exactly once, right after the message that made it: what model APIs insist on."""
-    open_calls: list[str] = []
-    for message in messages:
-        if isinstance(message, ModelResponse):
-            assert not open_calls
-            open_calls = [call.tool_call_id for call in message.tool_calls]
-        else:
-            answered = [part.tool_call_id for part in message.parts if isinstance(part, ToolReturnPart)]
-            assert sorted(answered) == sorted(open_calls)
-            open_calls = []
-    assert not open_calls
 
 
 class Notebook:
@@ -425,6 +357,23 @@ async def test_odd_values_can_be_kept(value: object) -> None:
     result = await drive_child(Script(use(("odd", {})), say("went on")), drive)
     assert result.text == "went on"
     assert drive.events[3].data["outcome"] == "success"
+
+
+async def test_a_tool_that_returns_nothing_has_returned() -> None:
+    """P7: None is a result like any other, for the model and for whoever resumes behind it."""
+    ran: list[str] = []
+
+    async def nothing() -> None:
+        ran.append("nothing")
+
+    drive = FakeDrive(tools=FakeTools([nothing]))
+    script = Script(use(("nothing", {})), say("done"))
+    await drive_child(script, drive)
+    await drive_child(script, drive.resumed_at(4))
+    for request in script.requests[1:]:
+        (returned,) = tool_returns(request)
+        assert (returned.content, returned.outcome) == (None, "success")
+    assert ran == ["nothing"]
 
 
 async def test_bad_arguments_run_nothing_and_are_written_down() -> None:
@@ -784,13 +733,8 @@ def test_the_declared_capabilities() -> None:
     capabilities = provider.capabilities
     assert (capabilities.depth_limit, capabilities.tool_filter, capabilities.persona) == (True, True, True)
     assert (capabilities.agent_options, capabilities.prepare_continuable) == (True, True)
+    assert capabilities.output_schema
     assert (provider.inherits_parent_context, provider.resumable, provider.name) == (False, True, "spawn")
-
-
-async def test_an_output_schema_is_refused_before_anything_starts() -> None:
-    """behaviour §4.14 UNSUPPORTED_CAPABILITY."""
-    with pytest.raises(UnsupportedCapability):
-        await start(Script(say("x")), FakeDrive(), ask(output_schema={"type": "object"}))
 
 
 async def test_request_settings_carry_options_and_bounds() -> None:

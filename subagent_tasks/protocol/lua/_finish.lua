@@ -3,7 +3,8 @@
 local function tell(run, owner, now)
   if A.notice == '' or (run.reported == 'kill' and A.status == 'killed') then return end
   if owner.kind ~= 'parent' then
-    if owner.state ~= 'settled' then
+    -- Nor does one whose record has expired: what is written to it would stay for ever.
+    if owner.state and owner.state ~= 'settled' then
       local place = redis.call('XADD', K.notices, '*', 'lane', 'next-step', 'd', A.notice)
       redis.call('HSET', K.record, 'notice_id', place)
     end
@@ -38,7 +39,10 @@ end
 
 -- cascade(): what the run had started, and what is unsettled still, must end with it; any process walks the set.
 local function cascade()
-  if redis.call('EXISTS', K.own_unsettled) == 0 then return false end
+  if redis.call('EXISTS', K.own_unsettled) == 0 then
+    redis.call('SREM', K.cascade, A.id)
+    return false
+  end
   redis.call('SADD', K.cascade, A.id)
   return true
 end
@@ -67,6 +71,10 @@ local function finish(run)
   redis.call('SET', K.result, A.result, 'PX', retention)
   redis.call('PUBLISH', K.result, A.result)
 
+  if owner.state == 'settled' and redis.call('EXISTS', K.unsettled) == 0 then
+    -- The last of what a run that has ended had started.
+    redis.call('SREM', K.cascade, A.owner_id)
+  end
   tell(run, owner, now)
   redis.call('PUBLISH', A.owner_channel, A.announcement)
   local follows = {}
