@@ -42,7 +42,8 @@ class Trees:
 async def measure_trees(stage: Stage, *, rounds: int, trees: int) -> Trees:
     """`trees` trees, then as many children without one, `rounds` times, on one worker process."""
     app = declare(load_settings())
-    rates, flat_rates, cpu, flat_cpu = [], [], [], []
+    rates, flat_rates = list[float](), list[float]()
+    cpu, flat_cpu = list[float](), list[float]()
     try:
         with stage.worker("benchmarks.tree_agents") as worker:
             await stage.wait_ready(ours=1)

@@ -34,6 +34,7 @@ from subagent_tasks.tools.config import DelegationToolConfig, JobToolsConfig
 if TYPE_CHECKING:
     from subagent_tasks.app import SubagentApp
     from subagent_tasks.host import Host, Session
+    from subagent_tasks.notice_inbox import NoticeInbox
     from subagent_tasks.sync_host import SyncHost, SyncSession
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "Host",
     "JobToolsConfig",
     "Notice",
+    "NoticeInbox",
     "RunEnded",
     "RunStarted",
     "Session",
@@ -69,6 +71,7 @@ __all__ = [
 
 _LOADED_WHEN_USED = {
     "Host": "subagent_tasks.host",
+    "NoticeInbox": "subagent_tasks.notice_inbox",
     "Session": "subagent_tasks.host",
     "SubagentApp": "subagent_tasks.app",
     "SyncHost": "subagent_tasks.sync_host",

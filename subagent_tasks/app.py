@@ -181,6 +181,7 @@ class SubagentApp:
             providers=self.providers,
             publisher=make_publisher(self.settings, self.celery),
             queues=self.queues,
+            job_tools=self._job_tools,
         )
 
     def sync_host(self) -> SyncHost:

@@ -60,8 +60,8 @@ class Executor:
         self._listener = listener
         # run id -> its drive; None while the claim is under way.
         self._drives: dict[str, LeasedDrive | None] = {}
-        # run id -> set once its drive here, which was stopped already, is gone
-        self._gone: dict[str, asyncio.Event] = {}
+        # Runs whose message came while they were driven here: a woken one may be back before its last drive has let go.
+        self._called_again: set[str] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._releasing = False
@@ -72,11 +72,17 @@ class Executor:
     async def activate(self, run_id: str, queue: str) -> None:
         """Handle one Celery message: drive the run if it is there to be driven, else do nothing. Never raises."""
         # A run that was suspended, or lost and found, may be back before its last drive here has cleaned up.
-        while self._is_leaving(run_id):
-            await self._gone.setdefault(run_id, asyncio.Event()).wait()
-        if run_id in self._drives or self._releasing:
-            # Not ours to start: a double message, or this worker is leaving and the sweeper sends the message again.
+        if run_id in self._drives:
+            self._called_again.add(run_id)
             return
+        is_called = True
+        # Leaving, it takes nothing: the sweeper sends the message again.
+        while is_called and not self._releasing:
+            await self._activate(run_id, queue)
+            is_called = run_id in self._called_again
+            self._called_again.discard(run_id)
+
+    async def _activate(self, run_id: str, queue: str) -> None:
         # Registered before the claim is sent: a beat in between must not take it for a leftover.
         self._drives[run_id] = None
         self._idle.clear()
@@ -99,8 +105,6 @@ class Executor:
             self._missed_beats.pop(run_id, None)
             if not self._drives:
                 self._idle.set()
-            if gone := self._gone.pop(run_id, None):
-                gone.set()
 
     def ring(self, run_id: str) -> None:
         """A kill was requested for a run that this process may drive."""
@@ -140,10 +144,6 @@ class Executor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
-
-    def _is_leaving(self, run_id: str) -> bool:
-        drive = self._drives.get(run_id)
-        return drive is not None and drive.stopped is not None
 
     @property
     def _patience_seconds(self) -> float:

@@ -7,13 +7,15 @@ is reopened by its id, a call repeated by its call id finds its run again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from broker_config import BrokerSettings
 from subagent_tasks.calling import carry_out
 from subagent_tasks.errors import BrokerUnavailable, CallerError, SubagentError, Unauthorized
+from subagent_tasks.notice_inbox import NoticeInbox
 from subagent_tasks.process import Process
 from subagent_tasks.protocol.ids import checked_id
 from subagent_tasks.protocol.interfaces import Provider
@@ -27,9 +29,11 @@ from subagent_tasks.protocol.models import (
     ToolResult,
     TranscriptEvent,
 )
+from subagent_tasks.protocol.outcomes import OWNER_DISPOSED
 from subagent_tasks.protocol.ports import Publisher
 from subagent_tasks.scheduling import DEFAULT_MAX_PARALLEL, checked_max_parallel
-from subagent_tasks.tools.calls import CallContext, Tool, ToolServices
+from subagent_tasks.tools.calls import CallContext, Tool, ToolServices, sections_of
+from subagent_tasks.tools.config import JobToolsConfig
 from subagent_tasks.tools.job_tools import kill_job
 from subagent_tasks.tools.render import aborted_before_dispatch, error_result
 from subagent_tasks.tools.run_child import ChildCall, run_child
@@ -48,8 +52,10 @@ class Host:
         providers: Mapping[str, Provider],
         publisher: Publisher,
         queues: Sequence[str],
+        job_tools: JobToolsConfig | None = None,
     ) -> None:
         self._settings = settings
+        self._job_tools = job_tools or JobToolsConfig()
         self._tools = tools
         self._providers = providers
         self._publisher = publisher
@@ -80,7 +86,14 @@ class Host:
         process = self.process
         await process.sessions.open(session_id)
         await process.waiting.attach(session_id)
-        return Session(session_id, reader=reader, process=process, tools=self._tools, providers=self._providers)
+        return Session(
+            session_id,
+            reader=reader,
+            process=process,
+            tools=self._tools,
+            providers=self._providers,
+            job_tools=self._job_tools,
+        )
 
     @property
     def process(self) -> Process:
@@ -100,14 +113,17 @@ class Session:
         reader: str,
         process: Process,
         tools: Mapping[str, Tool],
-        providers: Mapping[str, Provider] | None = None,
+        providers: Mapping[str, Provider],
+        job_tools: JobToolsConfig,
     ) -> None:
         self.id = session_id
         self._reader = reader
         self._held = process
         self._closed = False
+        self._in_flight = 0
         self._tools = tools
-        self._providers = providers or {}
+        self._providers = providers
+        self._job_tools = job_tools
         self._services = ToolServices(
             delegation=process.delegation,
             waiting=process.waiting,
@@ -135,7 +151,7 @@ class Session:
     @property
     def system_prompt(self) -> str:
         """The prompt sections of the visible tools, in order."""
-        return "\n\n".join(tool.section for tool in self._tools.values() if tool.section)
+        return "\n\n".join(sections_of(self._tools.values()))
 
     async def call(
         self,
@@ -167,10 +183,11 @@ class Session:
         context = CallContext(self.id, call_id, signal=signal, timeout_seconds=timeout)
         # What is neither an object nor JSON text of one is for the tool to refuse, in its own words.
         given: Any = ToolCall(name=name, arguments=arguments).arguments if isinstance(arguments, str) else arguments
-        try:
-            result = await tool.call(self._services, context, given)
-        except SubagentError as error:
-            result = error_result(error)
+        async with self._hearing():
+            try:
+                result = await tool.call(self._services, context, given)
+            except SubagentError as error:
+                result = error_result(error)
         return result.model_copy(update={"call_id": call_id})
 
     async def call_all(
@@ -246,7 +263,8 @@ class Session:
             max_depth=max_depth,
         )
         context = CallContext(self.id, call_id, signal=signal, timeout_seconds=timeout)
-        return await run_child(self._services, context, call, providers=self._providers)
+        async with self._hearing():
+            return await run_child(self._services, context, call, providers=self._providers)
 
     async def notices(self) -> AsyncIterator[Notice]:
         """Notices after the last acknowledged one, then live, each once and in order. Ends with the session or host.
@@ -273,6 +291,17 @@ class Session:
                     await bell.wait()
         finally:
             process.waiting.remove_bell(self.id, bell)
+
+    def notice_inbox(self) -> NoticeInbox:
+        """The same notices for an agent loop, with the rules of when they open a turn of their own (behaviour §3.7).
+
+        As `app.add_job_tools(completion_delivery=…, max_consecutive_wakes=…)` has it.
+        """
+        return NoticeInbox(
+            self,
+            delivery=self._job_tools.completion_delivery,
+            max_consecutive_wakes=self._job_tools.max_consecutive_wakes,
+        )
 
     async def acknowledge(self, notice: Notice) -> None:
         """This reader is done with the notice and all before it: a reopened session goes on behind it."""
@@ -305,13 +334,42 @@ class Session:
         )
 
     async def close(self, *, cancel_jobs: bool = False) -> None:
-        """Stop listening for this session. Its jobs go on, unless `cancel_jobs` ends them."""
+        """Take no further call; those under way come to their end. Its jobs go on, unless `cancel_jobs` ends them.
+
+        With `cancel_jobs` it returns once they have ended, or after two leases: what does not end by then was asked to.
+        """
         if cancel_jobs:
-            for job in await self._process.delegation.jobs(self.id):
-                if not job.is_settled:
-                    await self._process.delegation.kill(job.id, authority=self.id, reason="owner disposed")
+            await self._cancel_jobs()
         if not self._closed:
             self._closed = True
+            await self._leave()
+
+    async def _cancel_jobs(self) -> None:
+        process = self._process
+        live = [job.id for job in await process.delegation.jobs(self.id) if not job.is_settled]
+        endings = [process.waiting.expect(job_id) for job_id in live]
+        try:
+            for job_id in live:
+                await process.delegation.kill(job_id, authority=self.id, reason=OWNER_DISPOSED)
+                process.waiting.look(job_id)
+            if endings:
+                await asyncio.wait(endings, timeout=2 * process.settings.lease_seconds)
+        finally:
+            for job_id in live:
+                process.waiting.forget(job_id)
+
+    @asynccontextmanager
+    async def _hearing(self) -> AsyncGenerator[None]:
+        """Around a call: whoever closes the session meanwhile must not keep it from hearing of its ending."""
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            await self._leave()
+
+    async def _leave(self) -> None:
+        if self._closed and not self._in_flight:
             await self._held.waiting.detach(self.id)
 
 

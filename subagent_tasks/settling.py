@@ -108,6 +108,11 @@ class Settler:
     async def _follow_up(self, record: RunRecord, ended: Ended, *, task_id: str) -> None:
         if ended.wakes_owner and record.spec.owner_queue is not None:
             await self._publisher.publish(record.owner, queue=record.spec.owner_queue, task_id=task_id)
+        if ended.is_held:
+            # Left undone it is the sweeper's, once that caller is gone.
+            with contextlib.suppress(BrokerUnavailable):
+                if (now := await self._runs.get(record.id)) is not None:
+                    await self._runs.unhold(record.id, caller=now.caller)
         if ended.cascades:
             # The sweepers know of it too.
             with contextlib.suppress(BrokerUnavailable):

@@ -150,7 +150,10 @@ class Sweeper:
 
     async def _abandon(self, run_id: str, process: str, swept: Swept) -> None:
         """A foreground run belongs to its caller: end it once that has been silent for two leases."""
-        if await self._settler.kill(run_id, reason=CALLER_LOST, lost_caller=process) in ("killed", "requested"):
+        record = await self._runs.get(run_id)
+        is_asked = record is not None and record.kill is not None
+        word = "" if is_asked else await self._settler.kill(run_id, reason=CALLER_LOST, lost_caller=process)
+        if word in ("killed", "requested"):
             swept.abandoned += 1
             logger.warning("run ended: its caller is gone", extra={"run_id": run_id, "caller": process})
         await self._runs.unhold(run_id, caller=process)

@@ -29,7 +29,7 @@ class Toolbox:
                 self._claim(toolset.tools, taken)
             self._others.append(toolset)
             return
-        if not callable(tool):
+        if not isinstance(tool, FunctionTool) and not callable(tool):
             raise ConfigurationError(
                 f"add_tool expects a function or a pydantic-ai toolset, got {type(tool).__name__}: "
                 "pass the function itself"

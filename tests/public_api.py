@@ -32,6 +32,7 @@ from subagent_tasks import (
     Host,
     JobToolsConfig,
     Notice,
+    NoticeInbox,
     RunEnded,
     RunStarted,
     Session,
@@ -310,6 +311,11 @@ async def host_a_conversation(app: SubagentApp) -> None:
                 read_event(event)
             assert_type(await session.kill(notice.sender_id, reason="no longer needed"), ToolResult)
             break
+        async with session.notice_inbox() as inbox:
+            assert_type(inbox, NoticeInbox)
+            assert_type(inbox.take(), list[Notice])
+            assert_type(await inbox.wake(), list[Notice])
+            inbox.user_spoke()
         await session.close(cancel_jobs=True)
 
 

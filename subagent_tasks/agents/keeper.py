@@ -85,7 +85,9 @@ class TranscriptKeeper(AbstractCapability[None]):
             raise RunCompleted
         # What has come for the next step (protocol §3); asks at the same time whether there may be one.
         if inputs := await self._gate.take_input():
-            message = ModelRequest(parts=[UserPromptPart(entry.text) for entry in inputs])
+            message = ModelRequest(
+                parts=[UserPromptPart(entry.text) for entry in inputs], conversation_id=ctx.conversation_id
+            )
             # Both: appending to the request's own list would double it in the history.
             request_context.messages = [*request_context.messages, message]
             ctx.messages.append(message)

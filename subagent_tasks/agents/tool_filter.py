@@ -40,7 +40,9 @@ async def check_filter(tool_filter: ToolFilter | None, tools: ChildTools, *, mod
     Toolsets whose tools are known only while they are open are opened for that, if nothing else has the name; what they
     raise is raised. `model` is the child's: toolsets may ask for it.
     """
-    named = set() if tool_filter is None else {*(tool_filter.allow or ()), *(tool_filter.deny or ())}
+    if tool_filter is None:
+        return
+    named = {*(tool_filter.allow or ()), *(tool_filter.deny or ())}
     known = tools.names()
     if named <= known:
         return

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from subagent_tasks.protocol.leases import CALLER_LOST
 from subagent_tasks.protocol.models import InboxEntry, JobSnapshot, Outcome, text_block
 from subagent_tasks.protocol.outcomes import (
     abandoned_text,
@@ -82,16 +81,14 @@ def _result(run_id: str, outcome: Outcome, *, date_done: str) -> str:
 
 
 def _notice(run: RunRecord, outcome: Outcome) -> str:
-    """What tells the owner, or nothing: a foreground ending is its call's result, unless nobody waited any more."""
+    """What tells the owner, should nobody have been told: of a foreground run, that its caller is gone."""
     job = JobSnapshot(
         id=run.id, label=run.spec.label, status=outcome.status, detail=outcome.detail, started_at=run.created_at
     )
-    if run.mode == "foreground":
-        if outcome.detail != CALLER_LOST:
-            return ""
-        text = abandoned_text(job)
-    else:
-        text = completion_text(job)
+    if run.mode == "foreground" and run.is_owned_by_child:
+        # Its caller cannot be lost: it would be the child.
+        return ""
+    text = abandoned_text(job) if run.mode == "foreground" else completion_text(job)
     if run.is_owned_by_child:
         # A child has no stream of notices: it reads them at its next step.
         return InboxEntry(message_id=run.id, lane="next-step", text=text, source="job-completed").to_json()

@@ -46,11 +46,13 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a settling move answered, and what follows: the owner is queued again, the run's descendants must end."""
+    """What a settling move answered, and what follows: the owner is queued again, the run's descendants must end, and
+    a process that took it over still holds it."""
 
     word: str
     wakes_owner: bool = False
     cascades: bool = False
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,7 +489,7 @@ class RunStore:
 
 def _ended(answer: Sequence[str]) -> Ended:
     follows = answer[1].split() if answer[0] in ("settled", "killed", "requested") else ()
-    return Ended(answer[0], wakes_owner="wake" in follows, cascades="cascade" in follows)
+    return Ended(answer[0], wakes_owner="wake" in follows, cascades="cascade" in follows, is_held="unhold" in follows)
 
 
 def _outcome(version: str | None, outcome: str | None) -> Outcome | None:

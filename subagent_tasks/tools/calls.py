@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -57,6 +57,11 @@ class Tool(Protocol):
         ...
 
     @property
+    def section_order(self) -> float:
+        """Where that part stands among others (behaviour §8)."""
+        ...
+
+    @property
     def exclusive(self) -> bool:
         """Whether it runs alone among the calls of one message (behaviour §7.3)."""
         ...
@@ -69,6 +74,11 @@ class Tool(Protocol):
     async def call(
         self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str
     ) -> ToolResult: ...
+
+
+def sections_of(tools: Iterable[Tool]) -> list[str]:
+    """The prompt sections of the tools, in the contract's order."""
+    return [tool.section for tool in sorted(tools, key=lambda tool: tool.section_order) if tool.section]
 
 
 async def within(work: Awaitable[T], *, wait_seconds: float | None) -> T:

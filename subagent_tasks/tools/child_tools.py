@@ -20,7 +20,7 @@ from subagent_tasks.own_runs import OwnRuns
 from subagent_tasks.protocol.interfaces import OWN_TOOL, ChildTools
 from subagent_tasks.protocol.models import ToolCall
 from subagent_tasks.scheduling import DEFAULT_MAX_PARALLEL
-from subagent_tasks.tools.calls import CallContext, Tool, ToolServices
+from subagent_tasks.tools.calls import CallContext, Tool, ToolServices, sections_of
 from subagent_tasks.tools.render import error_result
 
 
@@ -64,7 +64,7 @@ class DriveTools:
         return [*self._global_tools.toolsets(), *([self._toolset] if self._own_tools else [])]
 
     def sections(self, admits: Callable[[str], bool]) -> Sequence[str]:
-        return [tool.section for name, tool in self._own_tools.items() if tool.section and admits(name)]
+        return sections_of(tool for name, tool in self._own_tools.items() if admits(name))
 
 
 class OwnToolset(AbstractToolset[None]):

@@ -31,6 +31,7 @@ class DelegationTool:
 
     exclusive = False
     starts_runs = True
+    section_order = 116.5
 
     def __init__(
         self, config: DelegationToolConfig, provider: Provider, *, queue: str, has_job_tools: bool = True

@@ -32,6 +32,7 @@ class JobOutput:
     """Reads a job; with `wait`, waits for its end up to the cap."""
 
     section = JOBS_SECTION
+    section_order = 106
     exclusive = False
     starts_runs = False
 
@@ -65,6 +66,7 @@ class JobList:
     """Lists the session's jobs in the order they were registered."""
 
     section = ""
+    section_order = 106
     exclusive = False
     starts_runs = False
 
@@ -81,6 +83,7 @@ class JobKill:
     """Asks a job to end and returns at once."""
 
     section = ""
+    section_order = 106
     exclusive = False
     starts_runs = False
 

@@ -258,7 +258,8 @@ async def test_closing_with_cancel_ends_the_jobs(bench: Bench) -> None:
     job_id = await bench.running_job(session, child)
     await session.close(cancel_jobs=True)
     again = await bench.host.open_session(session.id)
-    assert status_of(await bench.settled(again, job_id)) == "killed"
+    # It has been waited for.
+    assert status_of(await again.call("job_output", {"job_id": job_id})) == "killed"
     assert child.cancel_reasons == ["owner disposed"]
 
 

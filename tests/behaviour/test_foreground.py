@@ -559,3 +559,14 @@ async def test_the_blocking_host_does_the_same(bench: Bench) -> None:
             host.open_session("blocking")
 
     await asyncio.to_thread(script)
+
+
+async def test_a_call_hears_of_its_ending_when_its_session_is_closed_meanwhile(bench: Bench) -> None:
+    """design §4: closing takes no further call; those under way come to their end, at once and not by a later look."""
+    session, child = await bench.session(), bench.provider.child(holds_result=True)
+    calling = asyncio.ensure_future(session.call("subagent", child.arguments()))
+    await until(lambda: child.is_running, "the child runs")
+    await session.close()
+    child.go_on.set()
+    async with asyncio.timeout(bench.kit.app.settings.lease_seconds / 2):
+        assert (await calling).text == "done"

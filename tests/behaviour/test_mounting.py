@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import pytest
 from celery import Celery
+from pydantic_ai.tools import Tool
 
 from broker_config import BrokerSettings
 from subagent_tasks import AgentOptions, Capabilities, ChildRequest, ConfigurationError, SubagentApp, ToolFilter
 from subagent_tasks.errors import DuplicateProvider, NoProvider, UnsupportedCapability
 from subagent_tasks.providers import SpawnProvider
 from subagent_tasks.testing import reply
+from subagent_tasks.tools.calls import sections_of
 from tests.behaviour.bench import Bench, run_id_of, status_of, until
 from tests.behaviour.provider import Child, ScriptedProvider
 
@@ -290,6 +292,24 @@ def test_what_is_no_tool_is_refused(tool: Any) -> None:
     """P13"""
     with pytest.raises(ConfigurationError, match="add_tool expects a function or a pydantic-ai toolset, got "):
         declared().add_tool(tool)
+
+
+def test_a_tool_made_with_pydantic_ai_is_taken_as_it_is() -> None:
+    """design §4: with what it says of itself, such as that it runs alone."""
+    app = declared()
+    app.add_tool(Tool(named("look"), sequential=True))
+    with pytest.raises(ConfigurationError, match='tool "look" is already registered'):
+        app.add_tool(named("look"))
+
+
+def test_the_jobs_section_stands_before_those_of_delegation_tools() -> None:
+    """behaviour §8: orders 106 and 116.5, whatever was declared first."""
+    app = SubagentApp(BrokerSettings(namespace="declared"))
+    app.add_provider(ScriptedProvider(capabilities=Capabilities(depth_limit=True, prepare_continuable=True)))
+    app.add_delegation_tool(provider="scripted", background_mode="continuable")
+    app.add_job_tools()
+    sections = sections_of(app.tools().values())
+    assert [section.partition("\n")[0] for section in sections] == ["# Background jobs", "# Delegating with subagent"]
 
 
 def test_a_tool_may_be_declared_before_its_provider() -> None:

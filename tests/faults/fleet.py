@@ -24,7 +24,7 @@ from subagent_tasks.host import Session
 from subagent_tasks.process import fresh_ids
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.lifecycle import State
-from subagent_tasks.protocol.models import ChildRequest, Mode, Outcome, ToolResult, TranscriptEvent
+from subagent_tasks.protocol.models import ChildRequest, Outcome, ToolResult, TranscriptEvent
 from subagent_tasks.protocol.records import RunRecord, RunSpec, read_record
 from subagent_tasks.providers import SpawnProvider
 from subagent_tasks.queue.publisher import ScriptPublisher
@@ -40,6 +40,7 @@ from subagent_tasks.testing.faults import age_lease, end_outage
 from subagent_tasks.toolbox import Toolbox, ToolLike
 from subagent_tasks.tools.calls import ToolServices
 from subagent_tasks.tools.child_tools import ChildToolMaker
+from subagent_tasks.tools.config import JobToolsConfig
 from subagent_tasks.waiting import Waiting
 
 LEASE_SECONDS = 60.0
@@ -114,7 +115,14 @@ class Member:
         """The parent session, open in this process."""
         await self.sessions.open(OWNER)
         await self.waiting.attach(OWNER)
-        return Session(OWNER, reader="main", process=cast("Any", self), tools=self.fleet.own_tools)
+        return Session(
+            OWNER,
+            reader="main",
+            process=cast("Any", self),
+            tools=self.fleet.own_tools,
+            providers={},
+            job_tools=JobToolsConfig(),
+        )
 
     async def call(self, prompt: str, *, call_id: str, **arguments: Any) -> asyncio.Task[ToolResult]:
         """Let the parent session delegate from this process."""
@@ -125,10 +133,6 @@ class Member:
     def take(self, run_id: str) -> asyncio.Task[None]:
         """Handle one Celery message of the run."""
         return self._spawn(self.executor.activate(run_id, self.fleet.queue))
-
-    async def drive(self, run_id: str) -> None:
-        """Handle one Celery message of the run to its end."""
-        await asyncio.wait_for(self.take(run_id), WAIT_SECONDS)
 
     async def sweep(self) -> Swept:
         """One sweep by this process, which lives, right now."""
@@ -201,18 +205,16 @@ class Fleet:
         await member.start()
         return member
 
-    async def accept(
-        self, by: Member, run_id: str, *, prompt: str, mode: Mode = "background", run_limit_seconds: float = 600
-    ) -> None:
-        """Admit a run of the parent session."""
+    async def accept(self, by: Member, run_id: str, *, prompt: str) -> None:
+        """Admit a job of the parent session."""
         spec = RunSpec(
             provider="spawn",
             queue=self.queue,
             label="a task",
             request=ChildRequest(label="a task", prompt=prompt, max_depth=5),
-            run_limit_seconds=run_limit_seconds,
+            run_limit_seconds=600,
         )
-        await by.delegation.start(run_id, owner=OWNER, mode=mode, spec=spec)
+        await by.delegation.start(run_id, owner=OWNER, mode="background", spec=spec)
 
     async def bury(self, dead: Member, *, by: Member) -> Swept:
         """Find a dead process."""

@@ -107,7 +107,6 @@ async def scene(
     *own: str,
     steps: tuple[Step, ...] = (),
     with_effect: bool = False,
-    run_limit_seconds: float = 600,
     provider: type[SpawnProvider] = SpawnProvider,
     worker_url: str | None = None,
     **settings: Any,
@@ -124,5 +123,5 @@ async def scene(
         host = await fleet.member("host-1")
         await host.sessions.open(OWNER)
         worker = await fleet.member("worker-1", url=worker_url)
-        await fleet.accept(host, RUN, prompt="main task", run_limit_seconds=run_limit_seconds)
+        await fleet.accept(host, RUN, prompt="main task")
         yield Scene(fleet, host, worker, model, effect)

@@ -138,6 +138,22 @@ async def test_a_run_ends_with_its_caller(server: str, state: State) -> None:
         assert call.model.requests == (0 if state is State.QUEUED else 1)
 
 
+async def test_a_completion_that_beats_the_loss_is_announced(fake_server_url: str) -> None:
+    """protocol §5: nobody waits for it any more, so it is told; as what it is."""
+    async with calling(fake_server_url) as call:
+        await call.reach(State.DRIVEN)
+        hold = call.worker.line.hold(scripts.SETTLE, "before", alone=True)
+        call.gate.set()
+        await hold.until_reached()
+        await call.caller.die()
+        await call.fleet.silence(call.caller, leases=LOST)
+        assert (await call.other.sweep()).abandoned == 1
+        hold.go_on.set()
+        await call.finish()
+        assert (await call.fleet.outcome(call.run_id)).status == "completed"
+        assert await call.notices() == [call.run_id]
+
+
 async def test_what_the_run_had_started_ends_with_it(fake_server_url: str) -> None:
     """protocol §3: cascading."""
     async with calling(fake_server_url, DELEGATING) as call:

@@ -171,3 +171,16 @@ async def test_a_takeover_marks_nothing(store: Store) -> None:
     await store.processes.beat(OTHER_WORKER)
     await store.claim(worker=OTHER_WORKER, claim_id="claim-2")
     assert await cast("Any", store.client.hgetall(store.keys.overtaken(QUEUE))) == before
+
+
+async def test_what_listeners_are_told_of_stays_one_until_a_worker_is_lost(store: Store) -> None:
+    """behaviour §10.192: handed back, the run goes on; after a loss nobody knows what was told, so it begins anew."""
+    lease = await store.driven()
+    assert await store.runs.release(lease, queue=QUEUE, message="m", is_told=True) == "released"
+    second = await store.claim(claim_id="claim-2")
+    assert isinstance(second, RunRecord)
+    await store.age(WORKER)
+    await store.processes.beat(OTHER_WORKER)
+    third = await store.claim(worker=OTHER_WORKER, claim_id="claim-3")
+    assert isinstance(third, RunRecord)
+    assert (second.episode, third.episode) == ("claim-1", "claim-3")

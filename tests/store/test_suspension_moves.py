@@ -380,7 +380,7 @@ async def test_what_owns_nothing_unsettled_is_not_to_be_walked(store: Store) -> 
 
 
 async def test_a_walk_ends_once_nothing_is_unsettled(store: Store) -> None:
-    """protocol §3: the walker removes it last; what is driven still needs another look."""
+    """protocol §3: what is driven still needs another look, unless its own ending is the last."""
     lease = await store.delegating()
     record = await store.claim(OWN_RUN)
     assert isinstance(record, RunRecord)
@@ -388,8 +388,8 @@ async def test_a_walk_ends_once_nothing_is_unsettled(store: Store) -> None:
     assert await store.kill(OWN_RUN, authority="") == "requested"
     assert await store.runs.cascaded(RUN) == "not_yet"
     assert await store.settle(Lease(OWN_RUN, record.token, WORKER)) == "settled"
-    assert await store.runs.cascaded(RUN) == "done"
     assert await store.client.exists(store.keys.cascade) == 0
+    assert await store.runs.cascaded(RUN) == "done"
 
 
 async def test_a_sweep_learns_of_walks_that_were_not_ended(store: Store) -> None:

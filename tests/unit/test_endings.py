@@ -106,9 +106,11 @@ def test_a_notice_carries_what_was_spent() -> None:
     assert parsed(write(outcome).notice)["usage"]["requests"] == 2
 
 
-def test_a_foreground_ending_has_no_notice() -> None:
-    """protocol §5: it is told as the call's result."""
-    assert write(COMPLETED, mode="foreground").notice == ""
+def test_a_foreground_ending_has_a_notice_for_whoever_comes_after_its_caller() -> None:
+    """protocol §5: it is told as the call's result, unless the caller is lost; the script knows which."""
+    notice = parsed(write(COMPLETED, mode="foreground").notice)
+    assert notice["kind"] == "run-abandoned"
+    assert "is gone" in notice["text"]
 
 
 def test_the_transcript_ends_with_how_it_ended() -> None:

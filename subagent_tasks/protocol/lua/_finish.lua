@@ -1,6 +1,7 @@
 -- tell(run, owner, now): the notice of an ending that nobody was told of yet. A parent session has a stream of its own, a
 -- child reads notices at its next step, with its inbox; one that has settled reads nothing any more.
 local function tell(run, owner, now)
+  if run.mode == 'foreground' and not run.untold then return end
   if A.notice == '' or (run.reported == 'kill' and A.status == 'killed') then return end
   if owner.kind ~= 'parent' then
     -- Nor does one whose record has expired: what is written to it would stay for ever.
@@ -48,7 +49,7 @@ local function cascade()
 end
 
 -- finish(run): the one way into `settled`. Outcome, Celery result, notice, capacity and lifetimes change together; whoever
--- comes second finds the state settled and changes nothing. Returns what follows: `wake`, `cascade`, both or neither.
+-- comes second finds the state settled and changes nothing. Returns what follows: `wake`, `cascade`, `unhold`, or nothing.
 local function finish(run)
   local now = now_ms()
   local retention = tonumber(A.retention_ms)
@@ -64,7 +65,7 @@ local function finish(run)
   redis.call('ZREM', K.alarms, A.id)
   redis.call('ZREM', K.queued, A.id)
   redis.call('SREM', K.flagged, A.id)
-  redis.call('SREM', K.held, A.id)
+  local was_held = redis.call('SREM', K.held, A.id) == 1
   redis.call('SREM', K.active, A.id)
   redis.call('SREM', K.unsettled, A.id)
 
@@ -80,6 +81,8 @@ local function finish(run)
   local follows = {}
   if wake(owner, now) then table.insert(follows, 'wake') end
   if cascade() then table.insert(follows, 'cascade') end
+  -- Another process has taken the run over since its record was read: it is that one's set that still names it.
+  if not was_held and run.mode == 'foreground' and owner.kind == 'parent' then table.insert(follows, 'unhold') end
   if #follows > 0 then redis.call('HSET', K.record, 'follows', table.concat(follows, ' ')) end
 
   for _, key in ipairs({ K.record, K.transcript, K.own_jobs }) do redis.call('PEXPIRE', key, retention) end

@@ -44,7 +44,7 @@
 -- PUBLISHES
 --   the run id on its driver's channel; as settle when settled here
 local run = record('state', 'worker', 'seq', 'mode', 'reported', 'kill', 'owner', 'settle_id', 'notice_id', 'caller',
-  'follows')
+  'follows', 'untold')
 if not run.state then return { 'unknown' } end
 if A.authority ~= '' and run.owner ~= A.authority then return { 'unauthorized' } end
 if run.state == 'settled' then
@@ -62,6 +62,11 @@ end
 
 if not run.kill then
   redis.call('HSET', K.record, 'kill', A.kill_id, 'kill_reason', A.reason)
+end
+if A.lost_caller ~= '' then
+  -- Whatever its ending says, nobody waits for it.
+  run.untold = 'yes'
+  redis.call('HSET', K.record, 'untold', run.untold)
 end
 if A.told ~= '' and not run.reported then
   run.reported = A.told

@@ -35,7 +35,7 @@
 --   outcome       the outcome, JSON
 --   event         the transcript's last event, JSON
 --   result        the Celery result, JSON
---   notice        the notice, JSON, or empty: the ending is told as the call's result
+--   notice        the notice, JSON, or empty; a foreground ending is told as its call's result, unless the caller was lost
 --   owner_id      the owner's session id
 --   owner_channel the channel of the owner's session
 --   announcement  what waiting hosts are told, JSON
@@ -44,13 +44,13 @@
 --   retention_ms  how long everything is kept from now on
 --   max_notices   how many notices the owner keeps
 -- RETURNS
---   settled <what follows: wake, cascade, both or neither>
+--   settled <what follows: wake, cascade, unhold, or nothing>
 --   already <status>: another settlement came first
 --   stale: the caller is not the driver (any more), or the driver lives
 --   unknown
 -- PUBLISHES
 --   the result on the result key; the notice and the announcement on the owner's channel; pushes the owner's message
-local run = record('state', 'token', 'worker', 'seq', 'status', 'settle_id', 'mode', 'reported', 'follows')
+local run = record('state', 'token', 'worker', 'seq', 'status', 'settle_id', 'mode', 'reported', 'follows', 'untold')
 if not run.state then return { 'unknown' } end
 if run.state == 'settled' then
   if run.settle_id == A.settle_id then return { 'settled', run.follows or '' } end

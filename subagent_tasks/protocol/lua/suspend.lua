@@ -34,8 +34,8 @@ redis.call('ZADD', K.alarms, A.alarm, A.id)
 redis.call('XADD', K.transcript, (run.seq + 1) .. '-0', 'k', 'suspended', 'd',
   '{"awaited":["' .. table.concat(awaited, '","') .. '"]}', 't', now_ms())
 -- Waiting is progress: it clears the count of workers lost.
-redis.call('HSET', K.record, 'state', 'suspended', 'worker', '', 'token', run.token + 1, 'seq', run.seq + 1, 'suspended', A.token,
-  'wake_at', A.wake_at, 'resting', 'yes', 'attempt', 0)
+redis.call('HSET', K.record, 'state', 'suspended', 'worker', '', 'token', run.token + 1, 'seq', run.seq + 1,
+  'suspended', A.token, 'wake_at', A.wake_at, 'resting', 'yes', 'attempt', 0)
 -- The alarm may be one that it was woken by before: its limit stays where it is, and a clock may be set back.
 redis.call('HDEL', K.record, 'woken')
 redis.call('SREM', K.driven, A.id)
