@@ -27,16 +27,18 @@ from benchmarks.report import (
     print_report,
     round_trip_lines,
     traffic_lines,
+    tree_lines,
     waiting_lines,
     write_json,
 )
 from benchmarks.stage import Stage, open_stage
 from benchmarks.throughput import measure_drain, measure_live
 from benchmarks.traffic import measure_traffic
+from benchmarks.trees import measure_trees
 from benchmarks.waiting import measure_waiting
 
 TABLE_WIDTH = 134
-PARTS = ("round-trips", "drain", "live", "delays", "traffic", "memory", "waiting", "outstanding")
+PARTS = ("round-trips", "drain", "live", "delays", "traffic", "memory", "waiting", "outstanding", "trees")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Options:
     waiting_count: int = 1000
     hold_seconds: float = 3.0
     outstanding_count: int = 5000
+    tree_rounds: int = 2
+    trees: int = 20
 
 
 QUICK = Options(
@@ -74,6 +78,8 @@ QUICK = Options(
     waiting_count=200,
     hold_seconds=1.0,
     outstanding_count=500,
+    tree_rounds=1,
+    trees=5,
 )
 
 
@@ -135,6 +141,8 @@ async def _measure(
             case "waiting":
                 waits = await measure_waiting(stage, count=options.waiting_count, hold_seconds=options.hold_seconds)
                 lines += waiting_lines(waits)
+            case "trees":
+                lines += tree_lines(await measure_trees(stage, rounds=options.tree_rounds, trees=options.trees))
             case _:
                 outstanding = await measure_outstanding(stage, count=options.outstanding_count)
                 lines += outstanding_lines(outstanding)

@@ -7,6 +7,7 @@ connection ends when the gate opens, or with the keeper, so nobody is left waiti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,13 +17,14 @@ GATE_VARIABLE = "BENCHMARKS_GATE"
 
 
 class Gate:
-    """The keeper's side: `async with Gate(path) as gate`. Shut from the start; leaving it opens it."""
+    """The keeper's side: `async with Gate(path) as gate`. Shut until it is opened or left."""
 
     def __init__(self, path: Path) -> None:
         self._arrived: set[bytes] = set()
         self._path = path
         self._changed = asyncio.Condition()
         self._visitors: set[asyncio.StreamWriter] = set()
+        self._is_open = False
         self._server: asyncio.Server | None = None
 
     @property
@@ -35,12 +37,9 @@ class Gate:
         async with self._changed:
             await self._changed.wait_for(lambda: self.arrived >= count)
 
-    async def open(self) -> None:
-        """Let go whoever waits, and whoever comes later. Idempotent."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-            self._path.unlink(missing_ok=True)
+    def open(self) -> None:
+        """Let go whoever waits, and whoever comes later."""
+        self._is_open = True
         for visitor in self._visitors:
             visitor.close()
 
@@ -51,10 +50,15 @@ class Gate:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.open()
+        self.open()
+        if self._server is not None:
+            self._server.close()
+        self._path.unlink(missing_ok=True)
 
     async def _let_arrive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._visitors.add(writer)
+        if self._is_open:
+            writer.close()
         while child := await reader.readline():
             async with self._changed:
                 self._arrived.add(child)
@@ -84,5 +88,7 @@ class Turnstile:
         return writer
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        await reader.read()
+        # Words that the keeper did not read any more make the end a reset.
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
         self._is_open.set()

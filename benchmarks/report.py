@@ -19,6 +19,7 @@ from benchmarks.outstanding import Outstanding
 from benchmarks.samples import Figure, median_of, p50, p99, percentile
 from benchmarks.throughput import Cost, Rates
 from benchmarks.traffic import Traffic
+from benchmarks.trees import DEPTH, FAN_OUT, RUNS_PER_TREE, Trees
 from benchmarks.waiting import Waits
 
 
@@ -221,6 +222,15 @@ def outstanding_lines(found: Outstanding) -> list[Line]:
         Line(group, "settle to known p99", "ms", Figure(percentile(found.settle_to_known_ms, 99))),
         Line(group, "last settled to last known", "ms", Figure(found.last_settle_to_last_known_ms)),
         Line(group, "wall time, a worker's start included", "s", Figure(found.wall_seconds)),
+    ]
+
+
+def tree_lines(found: Trees) -> list[Line]:
+    group = f"trees {DEPTH} deep, {FAN_OUT} wide, {RUNS_PER_TREE} children; beside flat ones"
+    return [
+        Line(group, "trees", "/s", found.trees_per_second),
+        Line(group, "children", "/s", found.runs_per_second, found.flat_per_second),
+        Line(group, "CPU of the worker, per child", "ms", found.cpu_ms, found.flat_cpu_ms),
     ]
 
 

@@ -94,7 +94,7 @@ async def _measure(
         waited, waiting_from_seconds = gate.arrived, group_cpu_seconds(pid)
         await asyncio.sleep(hold_seconds)
         waiting_mib, waiting_to_seconds = group_rss_mib(pid), group_cpu_seconds(pid)
-        await gate.open()
+        gate.open()
         await running
     return Cost(
         waited=waited,
