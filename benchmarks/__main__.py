@@ -43,7 +43,7 @@ PARTS = ("round-trips", "drain", "live", "delays", "traffic", "memory", "waiting
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much is measured. The defaults take less than five minutes on two cores."""
+    """How much is measured. The defaults take about five minutes on two cores."""
 
     round_trip_rounds: int = 4
     round_trip_calls: int = 100
@@ -86,7 +86,7 @@ QUICK = Options(
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON file. Ends with code 0 whatever the numbers are."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer calls and rounds: about a minute, rough numbers")
+    parser.add_argument("--quick", action="store_true", help="fewer calls and rounds: a minute or two, rough numbers")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part only; may be repeated")
     parser.add_argument("--output", type=Path, default=Path("bench-results.json"), help="where the JSON goes")
     given = parser.parse_args(words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +24,9 @@ greater burst would measure how fast the machine is."""
 
 ADMISSION_SECONDS = 60.0
 CALL_SECONDS = 120.0
+
+_Call = asyncio.Task[tuple[str, float] | None]
+"""Ends with the run's id and when its caller knew the result; with None if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,11 @@ async def measure_outstanding(stage: Stage, *, count: int) -> Outstanding:
         # Without a worker, whoever is connected to our database is this host, or the benchmark's own client.
         clients = _clients(stage)
         with stage.workers(ours=1):
-            ended = await asyncio.gather(*calls, return_exceptions=True)
+            ended = await asyncio.gather(*calls)
         listening = {client["id"] for client in [*clients, *_clients(stage)] if _listens(client)}
-    known = dict(one for one in ended if not isinstance(one, BaseException))
+    known = dict(one for one in ended if one is not None)
     if not known:
-        raise RuntimeError(f"none of {count} calls came to its result: {ended[0]}")
+        raise RuntimeError(f"none of {count} calls came to its result")
     settled = _settled(stage, list(known))
     return Outstanding(
         count=count,
@@ -66,24 +70,27 @@ async def measure_outstanding(stage: Stage, *, count: int) -> Outstanding:
     )
 
 
-async def _all_wait(stage: Stage, session: Session, *, count: int) -> list[asyncio.Task[tuple[str, float]]]:
-    """Make the calls, and return once all are accepted; each ends with its run's id and when the caller knew."""
+async def _all_wait(stage: Stage, session: Session, *, count: int) -> list[_Call]:
+    """Make the calls, and return once each is accepted, or has failed."""
 
-    async def one() -> tuple[str, float]:
-        return await call(session, timeout_seconds=CALL_SECONDS), time.time()
+    async def one() -> tuple[str, float] | None:
+        try:
+            return await call(session, timeout_seconds=CALL_SECONDS), time.time()
+        except RuntimeError:
+            return None  # one result less is a finding, and no reason to lose all others
 
-    calls: list[asyncio.Task[tuple[str, float]]] = []
+    calls: list[_Call] = []
     while len(calls) < count:
         calls += [asyncio.create_task(one()) for _ in range(min(CALLS_AT_ONCE, count - len(calls)))]
-        await _until_accepted(stage, session, count=len(calls))
+        await _until_accepted(stage, session, calls)
     return calls
 
 
-async def _until_accepted(stage: Stage, session: Session, *, count: int) -> None:
+async def _until_accepted(stage: Stage, session: Session, calls: Sequence[_Call]) -> None:
     unsettled = Keys(stage.app.settings.namespace).unsettled(session.id)
     await wait_until(
-        lambda: stage.redis.scard(unsettled) == count,
-        description=f"{count} calls are accepted",
+        lambda: stage.redis.scard(unsettled) + sum(one.done() for one in calls) >= len(calls),
+        description=f"{len(calls)} calls are accepted",
         timeout_seconds=ADMISSION_SECONDS,
     )
 

@@ -19,7 +19,7 @@ from benchmarks.outstanding import Outstanding
 from benchmarks.samples import Figure, median_of, p50, p99, percentile
 from benchmarks.throughput import Cost, Rates
 from benchmarks.traffic import Traffic
-from benchmarks.trees import DEPTH, FAN_OUT, RUNS_PER_TREE, Trees
+from benchmarks.trees import DEPTH, FAN_OUT, Trees
 from benchmarks.waiting import Waits
 
 
@@ -226,7 +226,7 @@ def outstanding_lines(found: Outstanding) -> list[Line]:
 
 
 def tree_lines(found: Trees) -> list[Line]:
-    group = f"trees {DEPTH} deep, {FAN_OUT} wide, {RUNS_PER_TREE} children; beside flat ones"
+    group = f"trees {DEPTH} deep, {FAN_OUT} wide, beside flat ones"
     return [
         Line(group, "trees", "/s", found.trees_per_second),
         Line(group, "children", "/s", found.runs_per_second, found.flat_per_second),
