@@ -47,8 +47,8 @@ class Script:
 
 
 _ENDING = (
-    "settle_id", "status", "detail", "outcome", "event", "result", "notice", "owner_id", "owner_channel",
-    "announcement", "expiry", "wake_message", "retention_ms", "max_notices",
+    "settle_id", "status", "detail", "outcome", "event", "result", "notice", "caller", "owner_id",
+    "owner_channel", "announcement", "expiry", "wake_message", "retention_ms", "max_notices",
 )  # fmt: skip
 _OWNER = ("owner", "jobs", "active", "unsettled", "notices", "cursors")
 _ENDED = (
@@ -59,7 +59,7 @@ _ENDED = (
 OPEN = Script("open", keys=("record", "unsettled"), args=("id", "version", "retention_ms"))
 ADMIT = Script(
     "admit",
-    keys=("record", "inbox", *_OWNER, "held", "queued", "queue"),
+    keys=("record", "inbox", *_OWNER, "held", "cascade", "queued", "queue"),
     args=(
         "id",
         "owner_id",
@@ -74,17 +74,28 @@ ADMIT = Script(
         "message",
     ),
     rest=True,
-    includes=("_now", "_enqueue"),
+    includes=("_now", "_enqueue", "_above"),
 )
 CLAIM = Script(
     "claim",
-    keys=("record", "result", "processes", "driven", "queued", "overtaken"),
+    keys=("record", "result", "processes", "driven", "queued", "overtaken", "cascade"),
     args=("id", "worker", "claim_id", "version", "started", "slack_ms"),
     move=Move.CLAIM,
-    includes=("_now", "_beats"),
+    includes=("_now", "_beats", "_above"),
 )
-TAKE = Script("take", keys=("record", "inbox", "transcript"), args=("token", "seq", "step"))
-APPEND = Script("append", keys=("record", "transcript"), args=("token", "seq", "purpose"), rest=True)
+TAKE = Script(
+    "take",
+    keys=("record", "inbox", "transcript", "cascade"),
+    args=("token", "seq", "step"),
+    includes=("_now", "_above"),
+)
+APPEND = Script(
+    "append",
+    keys=("record", "transcript", "cascade"),
+    args=("token", "seq", "purpose"),
+    rest=True,
+    includes=("_now", "_above"),
+)
 SETTLE = Script(
     "settle",
     keys=("record", "inbox", "transcript", "result", "processes", "driven", "queued", "flagged", *_ENDED),

@@ -100,6 +100,7 @@ class RunStore:
                 "inbox": self._keys.inbox(run_id),
                 **self._owner_keys(owner, is_child=token is not None),
                 "held": self._keys.held(caller),
+                "cascade": self._keys.cascade,
                 "queued": self._keys.queued(spec.queue),
                 "queue": spec.queue,
             },
@@ -136,6 +137,7 @@ class RunStore:
                 "driven": self._keys.driven(worker),
                 "queued": self._keys.queued(queue),
                 "overtaken": self._keys.overtaken(queue),
+                "cascade": self._keys.cascade,
             },
             args={
                 "id": run_id,
@@ -156,6 +158,7 @@ class RunStore:
                 "record": self._keys.session(lease.run_id),
                 "inbox": self._keys.inbox(lease.run_id),
                 "transcript": self._keys.transcript(lease.run_id),
+                "cascade": self._keys.cascade,
             },
             args={"token": lease.token, "seq": seq, "step": step},
         )
@@ -173,6 +176,7 @@ class RunStore:
             keys={
                 "record": self._keys.session(lease.run_id),
                 "transcript": self._keys.transcript(lease.run_id),
+                "cascade": self._keys.cascade,
             },
             args={"token": lease.token, "seq": seq, "purpose": purpose},
             rest=flat,
@@ -479,6 +483,7 @@ class RunStore:
     def _ending_args(self, record: RunRecord, ending: Ending, wake_message: str) -> dict[str, str | int]:
         return {
             **asdict(ending),
+            "caller": record.caller,
             "owner_id": record.owner,
             "owner_channel": self._keys.session_channel(record.owner),
             "wake_message": wake_message,

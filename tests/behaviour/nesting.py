@@ -98,6 +98,10 @@ class Nest:
         self.model.on(prompt, list(steps))
         return Child(prompt)
 
+    async def all_settled(self) -> None:
+        """Wait until every run of every test has ended."""
+        await wait_until(lambda: _is_settled(self.kit), description="all runs have ended")
+
     def gate(self) -> threading.Event:
         """Something for a child to wait for; set at the end at the latest."""
         self.gates.append(threading.Event())
@@ -180,7 +184,7 @@ async def nesting(
                 yield nest
                 for gate in nest.gates:
                     gate.set()
-                await wait_until(lambda: _is_settled(made), description="all runs have ended")
+                await nest.all_settled()
         finally:
             await asyncio.to_thread(worker.__exit__, None, None, None)
 

@@ -9,7 +9,7 @@ import pytest
 
 from subagent_tasks.testing import ScriptedModel, call_tool, call_tools, fake_app, reply, wait_for
 from subagent_tasks.waiting import Waiting
-from tests.behaviour.bench import until
+from tests.behaviour.bench import job_id_of, until
 from tests.behaviour.nesting import nesting, results
 
 
@@ -49,6 +49,20 @@ async def test_a_message_of_many_children_needs_one_slot() -> None:
         top = nest.child(call_tools(*(leaf.call() for leaf in leaves)), reply("all"))
         assert (await (await nest.session()).call("subagent", top.arguments())).text == "all"
         assert results(nest.requests(top)[-1]) == [f"leaf {number}" for number in range(12)]
+
+
+async def test_a_kill_lets_nothing_below_it_ask_its_model_any_more() -> None:
+    """P5: a slot that the kill frees is taken by nothing that was queued below."""
+    async with nesting(concurrency=2) as nest:
+        gate, session = nest.gate(), await nest.session()
+        leaf = nest.child(wait_for(gate), reply("never"))
+        middle = nest.child(call_tools(*(leaf.call() for _ in range(10))), reply("never"))
+        top = nest.child(call_tools(*(middle.call() for _ in range(4))), reply("never"))
+        job_id = job_id_of(await session.call("subagent", top.arguments(run_in_background=True)))
+        await until(lambda: len(nest.requests(leaf)) == 2, "both slots are taken by leaves that ask their models")
+        await session.kill(job_id)
+        await nest.all_settled()
+        assert len(nest.requests(leaf)) == 2
 
 
 async def test_a_child_lets_go_of_its_slot_when_its_last_tool_ends(monkeypatch: pytest.MonkeyPatch) -> None:

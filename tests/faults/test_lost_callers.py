@@ -284,6 +284,19 @@ async def test_the_same_call_from_another_host_takes_the_run_over(server: str, s
         assert (len(await call.fleet.runs()), call.model.requests) == expected
 
 
+@every_state
+async def test_a_run_that_is_taken_over_and_ends_is_held_by_nobody_alive(server: str, state: State) -> None:
+    """P10: though its driver knows of the first caller alone; what that one held goes when it is judged."""
+    async with calling(server, prompt_for(state)) as call:
+        await call.reach(state)
+        await call.caller.die()
+        result = await call.repeat()
+        await call.finish()
+        assert await call.held() <= {"host-1"}
+        await call.fleet.bury(call.caller, by=call.other)
+        await call.assert_answered(result)
+
+
 async def test_a_call_that_is_repeated_while_its_caller_is_judged_saves_the_run(server: str) -> None:
     """P2: the sweeper was about to end it; the script looks who waits."""
     async with calling(server) as call:

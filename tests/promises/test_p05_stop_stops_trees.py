@@ -21,7 +21,7 @@ from subagent_tasks.testing.script import ToolCalls
 
 THREE_LEASES_SECONDS = 3 * LEASE_SECONDS
 SLOTS = 13
-"""Three workers have room for the whole tree of forty: what is queued there would start while the kill walks down."""
+"""Three workers have room for the whole tree of forty."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,7 @@ async def test_forty_descendants_end_with_their_root_while_a_worker_dies(
 ) -> None:
     """P5: foreground and background; suspended, or driven in a tool or a model request; within three leases.
 
-    All are held when the kill comes, so not one of them asks its model again: only who is claimed anew could, before
-    the walk has come to it.
+    All are held when the kill comes, and not one of them asks its model again.
     """
     [victim, _, _] = three_workers
     gate = threading.Event()
@@ -64,15 +63,12 @@ async def test_forty_descendants_end_with_their_root_while_a_worker_dies(
     def states() -> Counter[str]:
         return Counter(run["state"] for run in stage.tree(session.id))
 
-    def tokens() -> int:
-        return sum(int(run["token"]) for run in stage.tree(session.id))
-
     async with stage.session() as session:
         root = await start_job(session, "p5-forty root")
         await wait_until(lambda: len(stage.tree(session.id)) == 1 + 4 + 36, description="the tree is there")
         await wait_until(lambda: held() == 36 + 2, description="models and tools hold all that do not wait")
         await wait_until(lambda: states() == {"suspended": 3, "driven": 38}, description="the others wait")
-        asked, claims = stage.model.requests, tokens()
+        asked = stage.model.requests
         await asyncio.gather(session.kill(root), asyncio.to_thread(victim.kill))
         await wait_until(
             lambda: states() == {"settled": 41}, description="all ended", timeout_seconds=THREE_LEASES_SECONDS
@@ -80,7 +76,8 @@ async def test_forty_descendants_end_with_their_root_while_a_worker_dies(
         gate.set()
         stage.open_gate("p5-forty")
         await receive_what_waits(stage)
-        assert stage.model.requests - (asked + 1) <= tokens() - claims
+        # The one that came after.
+        assert stage.model.requests == asked + 1
         assert stage.notes("p5-forty ended") == []
         assert {run["status"] for run in stage.tree(session.id)} == {"killed"}
         assert await told(stage, session) == [root]

@@ -21,6 +21,7 @@ from store_kit import (
     celery_state,
 )
 
+from subagent_tasks.protocol.interfaces import NewEvent
 from subagent_tasks.protocol.models import Mode
 from subagent_tasks.protocol.records import RunRecord
 from subagent_tasks.store.runs import Lease
@@ -346,7 +347,7 @@ async def test_what_ends_behind_its_owner_wakes_nobody(store: Store) -> None:
     await store.suspended()
     await store.kill()
     before = await store.messages()
-    await end(store)
+    assert await store.kill(OWN_RUN, authority="") == "killed"
     assert (await store.field("state"), await store.messages()) == ("settled", before)
 
 
@@ -390,6 +391,56 @@ async def test_a_walk_ends_once_nothing_is_unsettled(store: Store) -> None:
     assert await store.settle(Lease(OWN_RUN, record.token, WORKER)) == "settled"
     assert await store.client.exists(store.keys.cascade) == 0
     assert await store.runs.cascaded(RUN) == "done"
+
+
+async def grown(store: Store) -> tuple[Lease, Lease]:
+    """RUN drives OWN_RUN, which drives SECOND and has THIRD in the queue; then RUN is killed. The leases of the two."""
+    await started(store, OWN_RUN)
+    own = await claimed(store, OWN_RUN)
+    for run_id in (SECOND, THIRD):
+        assert (await store.admit(run_id, owner=OWN_RUN, token=own.token)).word == "accepted"
+    below = await claimed(store, SECOND)
+    assert await store.kill() == "requested"
+    return own, below
+
+
+async def claimed(store: Store, run_id: str) -> Lease:
+    record = await store.claim(run_id, claim_id=f"claim of {run_id}")
+    assert isinstance(record, RunRecord), record
+    return Lease(run_id, record.token, WORKER)
+
+
+async def test_nothing_is_claimed_below_a_killed_run(store: Store) -> None:
+    """P5: before the walk has come to it, and however deep; a slot that the walk frees is no way out."""
+    await grown(store)
+    assert await store.claim(THIRD) == "ended_above"
+    assert await store.field("state", THIRD) == "queued"
+
+
+async def test_no_effect_starts_below_a_killed_run(store: Store) -> None:
+    """P5: exact: no tool, no model request and no run of its own, from the kill on."""
+    own, below = await grown(store)
+    assert await store.runs.append(below, seq=0, purpose="announce", events=[]) == "stop"
+    assert await store.runs.take(below, seq=0, step="later") == "stop"
+    assert (await store.admit("deeper", owner=SECOND, token=below.token)).word == "stop"
+    assert (await store.admit("beside", owner=OWN_RUN, token=own.token)).word == "stop"
+
+
+async def test_what_was_under_way_below_a_killed_run_may_still_be_written_down(store: Store) -> None:
+    """P7: what has happened is on record."""
+    _, below = await grown(store)
+    result = NewEvent("tool_result", {"tool_call_id": "c1"})
+    assert await store.runs.append(below, seq=0, purpose="record", events=[result]) == 1
+
+
+async def test_a_kill_stops_nothing_beside_or_above(store: Store) -> None:
+    """P5: siblings and owners go on."""
+    lease = await started(store, OWN_RUN, SECOND)
+    own = await claimed(store, OWN_RUN)
+    assert (await store.admit(THIRD, owner=OWN_RUN, token=own.token)).word == "accepted"
+    assert await store.kill(OWN_RUN, authority="") == "requested"
+    assert isinstance(await store.claim(SECOND), RunRecord)
+    assert await store.runs.append(lease, seq=0, purpose="announce", events=[]) == 0
 
 
 async def test_a_sweep_learns_of_walks_that_were_not_ended(store: Store) -> None:
@@ -574,7 +625,7 @@ async def test_a_settled_child_s_job_index_expires(store: Store) -> None:
     lease = await started(store, OWN_RUN, mode="background")
     await store.settle(lease)
     assert await store.has_lifetime(store.keys.jobs(RUN))
-    await end(store)
+    assert await store.kill(OWN_RUN, authority="") == "killed"
     assert await store.has_lifetime(store.keys.jobs(RUN))
 
 
@@ -663,7 +714,7 @@ async def test_a_settled_child_is_told_nothing(store: Store) -> None:
     """P10: nobody would ever take it."""
     lease = await started(store, OWN_RUN, mode="background")
     await store.settle(lease)
-    await end(store)
+    assert await store.kill(OWN_RUN, authority="") == "killed"
     assert await store.client.exists(store.keys.inbox(RUN)) == 0
 
 
@@ -672,7 +723,7 @@ async def test_a_child_whose_record_is_gone_is_told_nothing(store: Store) -> Non
     lease = await started(store, OWN_RUN, mode="background")
     await store.settle(lease)
     await store.client.delete(store.keys.session(RUN))
-    await end(store)
+    assert await store.kill(OWN_RUN, authority="") == "killed"
     assert await store.client.exists(store.keys.inbox(RUN)) == 0
 
 

@@ -14,8 +14,9 @@ from subagent_tasks.protocol.lifecycle import departs
 from subagent_tasks.protocol.scripts import Script
 
 LUA = Path(subagent_tasks.protocol.__file__).parent / "lua"
-INCLUDES = {"_now", "_beats", "_enqueue", "_finish"}
+INCLUDES = {"_above", "_now", "_beats", "_enqueue", "_finish"}
 PROVIDES = {
+    "_above": ("is_ended_above(",),
     "_now": ("now_ms(", "now_us("),
     "_beats": ("is_alive(", "silent_ms("),
     "_enqueue": ("enqueue(",),

@@ -65,7 +65,7 @@ local function finish(run)
   redis.call('ZREM', K.alarms, A.id)
   redis.call('ZREM', K.queued, A.id)
   redis.call('SREM', K.flagged, A.id)
-  local was_held = redis.call('SREM', K.held, A.id) == 1
+  redis.call('SREM', K.held, A.id)
   redis.call('SREM', K.active, A.id)
   redis.call('SREM', K.unsettled, A.id)
 
@@ -82,7 +82,7 @@ local function finish(run)
   if wake(owner, now) then table.insert(follows, 'wake') end
   if cascade() then table.insert(follows, 'cascade') end
   -- Another process has taken the run over since its record was read: it is that one's set that still names it.
-  if not was_held and run.mode == 'foreground' and owner.kind == 'parent' then table.insert(follows, 'unhold') end
+  if run.caller ~= A.caller then table.insert(follows, 'unhold') end
   if #follows > 0 then redis.call('HSET', K.record, 'follows', table.concat(follows, ' ')) end
 
   for _, key in ipairs({ K.record, K.transcript, K.own_jobs }) do redis.call('PEXPIRE', key, retention) end

@@ -9,6 +9,7 @@
 --   notices     stream  the owner's notices; of a child, its inbox
 --   cursors     hash    the owner's cursors
 --   held        set     foreground runs whose caller the host process is
+--   cascade     set     runs whose descendants must end
 --   queued      zset    runs waiting in the queue
 --   queue       list    the Celery queue
 -- ARGV
@@ -29,7 +30,7 @@
 --   conflict: the id is taken by another request, or another owner's
 --   refused active_jobs <limit> | refused depth <attempted> <max>
 --   unknown_owner: the owner's session does not exist (any more)
---   stop kill: the owner is a child and was killed, so it starts nothing
+--   stop kill: the owner is a child and was killed, or is to end with what started it, so it starts nothing
 --   stale: the owner is a child and somebody else drives it, or nobody
 -- PUBLISHES
 --   nothing; pushes the message
@@ -44,12 +45,14 @@ if known.kind then
   return { 'accepted', known.state }
 end
 
-local owner = redis.call('HMGET', K.owner, 'depth', 'root', 'kind', 'state', 'token', 'kill')
+local owner = redis.call('HMGET', K.owner, 'depth', 'root', 'kind', 'state', 'token', 'kill', 'path')
 if not owner[1] then return { 'unknown_owner' } end
 if owner[3] ~= 'parent' then
   if owner[4] ~= 'driven' or owner[5] ~= A.token then return { 'stale' } end
-  if owner[6] then return { 'stop', 'kill' } end
+  if owner[6] or is_ended_above(owner[7]) then return { 'stop', 'kill' } end
 end
+-- The runs above it, the nearest last.
+local path = owner[3] == 'parent' and '' or (owner[7] or '') .. ' ' .. A.owner_id
 local depth = tonumber(owner[1]) + 1
 if A.max_depth ~= '' and depth > tonumber(A.max_depth) then
   return { 'refused', 'depth', depth, A.max_depth }
@@ -60,8 +63,8 @@ end
 
 local now = now_us()
 redis.call('HSET', K.record, 'version', A.version, 'kind', 'one-shot', 'id', A.id, 'owner', A.owner_id, 'root', owner[2],
-  'depth', depth, 'digest', A.digest, 'mode', A.mode, 'caller', A.caller, 'state', 'queued', 'token', 0, 'seq', 0,
-  'attempt', 0, 'created_at', math.floor(now / 1000), unpack(ARGV, REST))
+  'depth', depth, 'path', path, 'digest', A.digest, 'mode', A.mode, 'caller', A.caller, 'state', 'queued', 'token', 0,
+  'seq', 0, 'attempt', 0, 'created_at', math.floor(now / 1000), unpack(ARGV, REST))
 redis.call('XADD', K.inbox, '*', 'lane', 'next-turn', 'd', A.entry)
 if redis.call('SADD', K.unsettled, A.id) == 1 and redis.call('SCARD', K.unsettled) == 1 then
   for _, key in ipairs({ K.jobs, K.notices, K.cursors, K.owner }) do redis.call('PERSIST', key) end

@@ -2,6 +2,7 @@
 -- KEYS
 --   record      hash    the run's record
 --   transcript  stream  the run's transcript
+--   cascade     set     runs whose descendants must end
 -- ARGV
 --   token   the driver's fencing token
 --   seq     the transcript length the driver knows
@@ -9,15 +10,15 @@
 --   ...     the events, kind and JSON data in turn
 -- RETURNS
 --   ok <new length>
---   stop kill: nothing was written
+--   stop kill: it was killed, or what started it was killed or has ended; nothing was written
 --   stale: nothing was written
 -- PUBLISHES
 --   nothing
-local run = record('state', 'token', 'seq', 'kill')
+local run = record('state', 'token', 'seq', 'kill', 'path')
 if run.state ~= 'driven' or run.token ~= A.token then return { 'stale' } end
 local seq, known, count = tonumber(A.seq), tonumber(run.seq), (#ARGV - REST + 1) / 2
 if count > 0 and known == seq + count then return { 'ok', known } end
-if A.purpose == 'announce' and run.kill then return { 'stop', 'kill' } end
+if A.purpose == 'announce' and (run.kill or is_ended_above(run.path)) then return { 'stop', 'kill' } end
 if known ~= seq then return { 'stale' } end
 if count == 0 then return { 'ok', known } end
 

@@ -6,6 +6,7 @@
 --   driven      set     what the worker drives
 --   queued      zset    runs waiting in the queue
 --   overtaken   hash    the queue's high-water marks
+--   cascade     set     runs whose descendants must end
 -- ARGV
 --   id          the run id
 --   worker      the worker's process id
@@ -15,10 +16,11 @@
 --   slack_ms    how old a high-water mark must be to count
 -- RETURNS
 --   claimed <token> <record, name and value in turn>
---   nothing_to_do <gone | settled | suspended | driven | no_heartbeat | unsupported>
+--   nothing_to_do <gone | settled | suspended | driven | no_heartbeat | unsupported | ended_above>
 -- PUBLISHES
 --   nothing
-local run = record('state', 'worker', 'token', 'claim_id', 'version', 'attempt', 'started_at', 'resting', 'episode')
+local run = record('state', 'worker', 'token', 'claim_id', 'version', 'attempt', 'started_at', 'resting', 'episode',
+  'path')
 if not run.state then return { 'nothing_to_do', 'gone' } end
 if run.state == 'driven' and run.worker == A.worker and run.claim_id == A.claim_id then
   return { 'claimed', tonumber(run.token), redis.call('HGETALL', K.record) }
@@ -27,6 +29,7 @@ if tonumber(run.version) > tonumber(A.version) then return { 'nothing_to_do', 'u
 if not is_alive(A.worker) then return { 'nothing_to_do', 'no_heartbeat' } end
 if not departs[run.state] then return { 'nothing_to_do', run.state } end
 if run.state == 'driven' and is_alive(run.worker) then return { 'nothing_to_do', 'driven' } end
+if is_ended_above(run.path) then return { 'nothing_to_do', 'ended_above' } end
 
 local now = now_ms()
 if run.state == 'driven' then

@@ -32,8 +32,8 @@
 --   lost_caller   the host process that waited for the run and must have been silent for two leases; or empty
 --   lease_ms      how long a beat counts
 --   ring_prefix   the process channel's name without the process id
---   settle_id, status, detail, outcome, event, result, notice, owner_id, owner_channel, announcement, expiry, wake_message,
---   retention_ms, max_notices
+--   settle_id, status, detail, outcome, event, result, notice, caller, owner_id, owner_channel, announcement, expiry,
+--   wake_message, retention_ms, max_notices
 --                 as in settle: the ending, should nobody drive it
 -- RETURNS
 --   killed <what follows, as in settle>: settled here

@@ -36,6 +36,7 @@
 --   event         the transcript's last event, JSON
 --   result        the Celery result, JSON
 --   notice        the notice, JSON, or empty; a foreground ending is told as its call's result, unless the caller was lost
+--   caller        the process whose `held` this is: the run's caller, as the settler read it
 --   owner_id      the owner's session id
 --   owner_channel the channel of the owner's session
 --   announcement  what waiting hosts are told, JSON
@@ -50,7 +51,8 @@
 --   unknown
 -- PUBLISHES
 --   the result on the result key; the notice and the announcement on the owner's channel; pushes the owner's message
-local run = record('state', 'token', 'worker', 'seq', 'status', 'settle_id', 'mode', 'reported', 'follows', 'untold')
+local run = record('state', 'token', 'worker', 'seq', 'status', 'settle_id', 'mode', 'reported', 'caller', 'follows',
+  'untold')
 if not run.state then return { 'unknown' } end
 if run.state == 'settled' then
   if run.settle_id == A.settle_id then return { 'settled', run.follows or '' } end

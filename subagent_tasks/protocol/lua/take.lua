@@ -3,17 +3,18 @@
 --   record      hash    the run's record
 --   inbox       stream  the run's inbox
 --   transcript  stream  the run's transcript
+--   cascade     set     runs whose descendants must end
 -- ARGV
 --   token   the driver's fencing token
 --   seq     the transcript length the driver knows
 --   step    first: the whole next-step batch, then one next-turn message; later: the next-step batch only
 -- RETURNS
 --   entries <the taken entries, in order>
---   stop kill
+--   stop kill: as in append
 --   stale
 -- PUBLISHES
 --   nothing
-local run = record('state', 'token', 'seq', 'kill')
+local run = record('state', 'token', 'seq', 'kill', 'path')
 if run.state ~= 'driven' or run.token ~= A.token then return { 'stale' } end
 local seq, known = tonumber(A.seq), tonumber(run.seq)
 if known > seq then
@@ -24,7 +25,7 @@ if known > seq then
   return { 'entries', taken }
 end
 if known < seq then return { 'stale' } end
-if run.kill then return { 'stop', 'kill' } end
+if run.kill or is_ended_above(run.path) then return { 'stop', 'kill' } end
 
 local turn, batch = nil, {}
 for _, entry in ipairs(redis.call('XRANGE', K.inbox, '-', '+')) do
