@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from broker_config.celery_settings import celery_settings
 from broker_config.embedded import ACL_FILE, CONFIG_FILE, EmbeddedServer, EmbeddedServerError
-from broker_config.queues import kombu_queues, queue_name
+from broker_config.queues import kombu_queue, kombu_queues, queue_name
 from broker_config.settings import ENV_PREFIX, BrokerSettings, SettingsError, load_settings, safe_url
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "EmbeddedServerError",
     "SettingsError",
     "celery_settings",
+    "kombu_queue",
     "kombu_queues",
     "load_settings",
     "queue_name",

@@ -29,7 +29,12 @@ def kombu_queues(namespace: str, provider_queues: Iterable[str]) -> tuple[Queue,
 
     Raises ValueError as `queue_name` does.
     """
+    names = dict.fromkeys(queue_name(namespace, name) for name in provider_queues)
+    return tuple(kombu_queue(namespace, name) for name in names)
+
+
+def kombu_queue(namespace: str, name: str) -> Queue:
+    """The declaration of the queue that `queue_name` names."""
     # An exchange of our own: with the default one we would share a binding table with every other Celery application.
     exchange = Exchange(f"{namespace}.subagents", type="direct", durable=True)
-    names = dict.fromkeys(queue_name(namespace, name) for name in provider_queues)
-    return tuple(Queue(name, exchange, routing_key=name, durable=True) for name in names)
+    return Queue(name, exchange, routing_key=name, durable=True)

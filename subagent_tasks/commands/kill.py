@@ -12,7 +12,7 @@ from subagent_tasks.errors import CallerError
 from subagent_tasks.process import Process
 from subagent_tasks.protocol.ids import checked_id
 from subagent_tasks.protocol.outcomes import status_line
-from subagent_tasks.queue.publisher import ScriptPublisher
+from subagent_tasks.queue.app import command_publisher
 
 OPERATOR_REASON = "killed from the command line"
 
@@ -31,8 +31,8 @@ def command(run_id: str, *, reason: str) -> None:
 async def kill(settings: BrokerSettings, run_id: str, *, reason: str) -> str:
     """Kill any run; what to tell the operator. Raises `CallerError` for an unknown id, `BrokerUnavailable`."""
     checked_id(run_id, name="ID")
-    # Never started: it neither beats nor sweeps, and a kill publishes no message.
-    process = Process(settings, role="command", publisher=ScriptPublisher(), queues=())
+    # Never started: it neither beats nor sweeps. What it sends is the message of an owner that goes on.
+    process = Process(settings, role="command", publisher=command_publisher(settings), queues=())
     try:
         word = await process.delegation.kill(run_id, authority="", reason=reason)
         record = await process.runs.get(run_id)

@@ -48,4 +48,11 @@ def make_celery(settings: BrokerSettings, *, queues: Sequence[str], driver: Driv
 
 def make_publisher(settings: BrokerSettings, celery: Celery) -> ScriptPublisher | BrokerPublisher:
     """The publisher that fits the deployment."""
-    return ScriptPublisher() if settings.broker_holds_state else BrokerPublisher(celery)
+    return ScriptPublisher() if settings.broker_holds_state else BrokerPublisher(celery, namespace=settings.namespace)
+
+
+def command_publisher(settings: BrokerSettings) -> ScriptPublisher | BrokerPublisher:
+    """The same for a command, which has no declaration and runs no task: it only sends."""
+    celery = Celery("subagent_tasks", set_as_current=False)
+    celery.conf.update(celery_settings(settings))
+    return make_publisher(settings, celery)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from celery import Celery
 
+from broker_config import kombu_queue
 from subagent_tasks.queue.message import activation_message
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,9 @@ class ScriptPublisher:
 class BrokerPublisher:
     """Another broker: Celery sends, after the move."""
 
-    def __init__(self, celery: Celery) -> None:
+    def __init__(self, celery: Celery, *, namespace: str) -> None:
         self._celery = celery
+        self._namespace = namespace
 
     def message(self, run_id: str, *, queue: str, task_id: str) -> str:
         return ""
@@ -57,10 +59,12 @@ class BrokerPublisher:
 
     def _send(self, run_id: str, queue: str, task_id: str) -> None:
         # Once: whoever admitted waits for this, and the sweeper tries again anyway.
-        self._celery.tasks[ACTIVATE].apply_async(
+        self._celery.send_task(
+            ACTIVATE,
             (run_id, queue),
             task_id=task_id,
-            queue=queue,
+            # Declared as workers declare it, also by a process that knows of no provider.
+            queue=kombu_queue(self._namespace, queue),
             ignore_result=True,
             argsrepr="-",
             kwargsrepr="-",

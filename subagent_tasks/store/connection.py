@@ -6,8 +6,10 @@ redis-py repeats a command by itself when the reply is lost; every move is made 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeVar, cast
 
 import redis.asyncio
 import redis.exceptions
@@ -25,10 +27,13 @@ REFUSALS = {"OOM": "it is out of memory", "READONLY": "it is a replica", "MISCON
             "NOREPLICAS": "it has too few replicas", "ACL": MAY_NOT}  # fmt: skip
 """What a server that answers, and refuses what is asked, begins its answer with. `ACL` is a script's own answer."""
 
+MAX_CONNECTIONS = 32
+"""So many commands are under way at once; the others wait their turn."""
+
 UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
-def connect(settings: BrokerSettings, *, max_connections: int = 32) -> redis.asyncio.Redis:
+def connect(settings: BrokerSettings, *, max_connections: int = MAX_CONNECTIONS) -> redis.asyncio.Redis:
     """A client that waits at most `redis_timeout_seconds` for a connection; its commands are bounded by `Moves`."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         settings.redis_py_url,
@@ -54,6 +59,9 @@ class Moves:
         self.client = client
         self._timeout_seconds = settings.redis_timeout_seconds
         self._where = safe_url(settings.state_url)
+        # In the order they came: redis-py's pool lets newcomers overtake, so of a thousand children some got none.
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._answered_at = 0.0
 
     async def run(
         self,
@@ -72,16 +80,55 @@ class Moves:
         return cast("list[Any]", answer)
 
     async def read(self, command: Awaitable[T]) -> T:
-        """Await a command of the client, at most `redis_timeout_seconds` with all its tries; errors are translated."""
+        """Await a command of the client, at most `redis_timeout_seconds` with all its tries; errors are translated.
+
+        Its time begins with its turn. It waits for that as long as others are answered, and no longer than its own time
+        once nobody is.
+        """
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await command
+            async with self._turn(command), asyncio.timeout(self._timeout_seconds):
+                answer = await command
+            self._answered_at = asyncio.get_running_loop().time()
+            return answer
         except UNREACHABLE as error:
             raise self._unavailable(error) from error
         except redis.exceptions.ResponseError as error:
             if (why := _refusal(error)) is None:
                 raise
             raise BrokerUnavailable(f"Redis at {self._where} refuses: {why}; mend that, nothing was changed") from error
+
+    @asynccontextmanager
+    async def _turn(self, command: Awaitable[object]) -> AsyncGenerator[None]:
+        if self._turns.locked():
+            await self._wait_for_turn(command)
+        else:
+            await self._turns.acquire()
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def _wait_for_turn(self, command: Awaitable[object]) -> None:
+        clock = asyncio.get_running_loop().time
+        since = clock()
+        turn = asyncio.ensure_future(self._turns.acquire())
+        try:
+            while not turn.done():
+                left_seconds = max(since, self._answered_at) + self._timeout_seconds - clock()
+                if left_seconds <= 0:
+                    raise TimeoutError
+                await asyncio.wait({turn}, timeout=left_seconds)
+        except BaseException:
+            turn.add_done_callback(self._give_back)
+            turn.cancel()
+            if inspect.iscoroutine(command):
+                command.close()  # it will not be awaited any more
+            raise
+
+    def _give_back(self, turn: asyncio.Future[Literal[True]]) -> None:
+        # It may have come in the moment in which it was given up.
+        if not turn.cancelled():
+            self._turns.release()
 
     async def _command(self, *words: str | int) -> Any:
         return await self.read(cast("Awaitable[Any]", self.client.execute_command(*words)))

@@ -500,12 +500,12 @@ def test_a_blocking_reader_of_notices_ends_with_its_session(fake_server_url: str
 async def test_a_publisher_never_fails(caplog: pytest.LogCaptureFixture) -> None:
     """P1: the move has accepted the work, whatever the broker's library raises."""
 
-    def apply_async(*_: Any, **__: Any) -> None:
+    def send_task(*_: Any, **__: Any) -> None:
         raise RuntimeError("a planted secret")
 
-    celery = SimpleNamespace(tasks={"subagent_tasks.activate": SimpleNamespace(apply_async=apply_async)})
+    publisher = BrokerPublisher(cast("Any", SimpleNamespace(send_task=send_task)), namespace="hosts")
     with caplog.at_level(logging.DEBUG):
-        await BrokerPublisher(cast("Any", celery)).publish("run-1", queue="queue", task_id="task")
+        await publisher.publish("run-1", queue="queue", task_id="task")
     assert "the sweeper will" in caplog.text
     assert "secret" not in caplog.text
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 
 import pytest
-from stage import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, job, start_job
+from stage import WITHIN_TWO_LEASES_SECONDS, MakeStage, Stage, delegate, job, start_job
 
 from broker_config import EmbeddedServer
 from subagent_tasks.queue.publisher import BrokerPublisher
@@ -112,6 +113,22 @@ async def test_the_broker_may_be_another_server_than_the_state(split: Stage, mon
         assert (await job(session, later, wait_ms=5000))["text"] == "over there"
         await wait_until(lambda: split.state(lost) == "settled", description="the lost one was sent again")
         assert split.redis.exists(split.queue()) == 0
+
+
+async def test_a_kill_from_the_command_line_sends_its_owner_on_over_the_broker(split: Stage) -> None:
+    """Protocol §1: the ending of what a suspended child waits for queues the child, whoever ended it."""
+    split.ensure(1, providers=("spawn",))
+    split.model.on("p1-owner", [delegate("p1-killed", tool="subagent_apart"), reply("goes on")])
+    async with split.session() as session:
+        job_id = await start_job(session, "p1-owner")
+        await wait_until(lambda: split.state(job_id) == "suspended", description="the child waits")
+        (_, own) = split.tree(session.id)
+        # Nobody sweeps: what is not sent by the command is not sent.
+        split.redis.set(split.keys.sweeper, "nobody")
+        await asyncio.to_thread(split.run, "-m", "subagent_tasks", "kill", own["id"])
+        assert (await job(session, job_id, wait_ms=5000))["text"] == "goes on"
+        assert split.redis.exists(split.queue()) == 0
+        split.redis.delete(split.keys.sweeper)
 
 
 async def test_work_accepted_while_the_broker_is_away_is_sent_once_it_is_back(
