@@ -6,7 +6,8 @@ Pure. The subset is what every model API takes as the parameters of a tool and w
 * the root is `"type": "object"`, with none of `$ref`, `allOf`, `anyOf`, `oneOf`, `not` and `enum` beside it;
 * a `$ref` names an entry of the root's own `$defs` (`#/$defs/<name>`): nothing is fetched, nothing refers back to
   itself, and no `$id`, `$anchor`, `$dynamicAnchor` or `$dynamicRef` gives a reference another meaning;
-* a `pattern` is a regular expression for Python;
+* a `pattern` is a regular expression without look-around and back-references, matched in linear time: over one value of
+  a model's Python's own engine could stand still, and the whole worker with it. So there is no `patternProperties`;
 * at most 64 KiB of JSON, nested 64 deep, and 5000 schemas once every reference is written out.
 
 What else the draft has is allowed, unknown keywords and `format` as remarks for the model.
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self, cast
 
-from jsonschema import Draft202012Validator
+import pydantic_core
+from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import SchemaError, ValidationError
 from pydantic import JsonValue
 
@@ -45,7 +47,7 @@ _ONE_SCHEMA = (
     *("not", "if", "then", "else", "contentSchema"),
 )
 _LIST_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAP_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas")
+_MAP_OF_SCHEMAS = ("properties", "dependentSchemas")
 
 Path = tuple[str | int, ...]
 
@@ -67,10 +69,26 @@ class OutputSchema:
         """What is wrong with a value, each with its path; empty when it fits."""
         flaws = [_at(path, flaw, nowhere="arguments") for path, flaw in _flaws(value)]
         if not flaws:
-            validator = Draft202012Validator(self.parameters)
+            validator = _VALIDATOR(self.parameters)
             flaws = [_violation(cast("ValidationError", error)) for error in validator.iter_errors(cast("Any", value))]
         more = len(flaws) - MAX_VIOLATIONS
         return [*flaws[:MAX_VIOLATIONS], *([f"and {more} more"] if more > 0 else [])]
+
+
+@lru_cache(maxsize=256)
+def _matcher(pattern: str) -> pydantic_core.SchemaValidator:
+    """Raises `pydantic_core.SchemaError`."""
+    return pydantic_core.SchemaValidator(
+        pydantic_core.core_schema.str_schema(pattern=pattern, regex_engine="rust-regex")
+    )
+
+
+def _check_pattern(validator: object, pattern: str, value: object, schema: object) -> Iterator[ValidationError]:
+    if isinstance(value, str) and not _matcher(pattern).isinstance_python(value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+_VALIDATOR: Any = cast("Any", validators).extend(Draft202012Validator, {"pattern": _check_pattern})
 
 
 def _json_text(schema: object) -> str:
@@ -132,6 +150,14 @@ class _References:
         for keyword in _OTHER_REFERENCES:
             if keyword in schema:
                 raise _unsupported(path, f'"{keyword}" is not supported: refer to an entry of $defs with "$ref"')
+        if "patternProperties" in schema:
+            raise _unsupported(path, '"patternProperties" is not supported: name the properties')
+        if "pattern" in schema:
+            try:
+                _matcher(str(schema["pattern"]))
+            except pydantic_core.SchemaError:
+                why = 'has look-around or a back-reference, or is too large: "pattern" supports neither'
+                raise _unsupported((*path, "pattern"), f"{_shown(schema['pattern'])} {why}") from None
         if "$ref" in schema:
             name = self._name(schema["$ref"], path)
             if name in open_names:

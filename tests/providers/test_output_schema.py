@@ -49,6 +49,9 @@ OUTSIDE: list[tuple[Any, str]] = [
     (with_property({"type": "strin"}), "properties.a.type: 'strin' is not valid"),
     (with_property({"minimum": "1"}), "properties.a.minimum: '1' is not of type 'number'"),
     (with_property({"pattern": "("}), "properties.a.pattern: '(' is not a 'regex'"),
+    (with_property({"pattern": "(?=a)"}), 'properties.a.pattern: "(?=a)" has look-around or a back-reference'),
+    (with_property({"items": {"pattern": r"(a)\1"}}), "properties.a.items.pattern: "),
+    (with_property({"patternProperties": {"^a": {}}}), 'properties.a: "patternProperties" is not supported'),
     (with_property({"items": [True]}), "properties.a.items: [True] is not of type"),
     (with_property(5), "properties.a: 5 is not of type"),
     (with_property({}, required="a"), "required: 'a' is not of type 'array'"),
@@ -206,6 +209,19 @@ def test_a_value_nested_beyond_all_bounds_is_a_violation() -> None:
     for _ in range(5000):
         value = {"a": value}
     assert OutputSchema.of({"type": "object"}).violations(value) == ["arguments: nested deeper than 64 levels"]
+
+
+def test_no_pattern_takes_long_over_any_value() -> None:
+    """protocol §4: a value that Python's engine would try for hours would freeze the worker and all its children."""
+    schema = OutputSchema.of(with_property({"type": "string", "pattern": "^(a+)+$"}))
+    assert schema.violations({"a": "a" * 50_000}) == []
+    (violation,) = schema.violations({"a": "a" * 40 + "!"})
+    assert violation.endswith("does not match '^(a+)+$'")
+
+
+def test_a_pattern_is_looked_for_anywhere() -> None:
+    """JSON Schema: it is not anchored."""
+    assert OutputSchema.of(with_property({"pattern": "b"})).violations({"a": "abc"}) == []
 
 
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
