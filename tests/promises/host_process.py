@@ -26,21 +26,25 @@ class HostProcess:
     def __init__(
         self, session_id: str, calls: Sequence[Mapping[str, Any]], *, directory: Path, env: Mapping[str, str], log: Path
     ) -> None:
-        self._log = log
-        with log.open("wb") as output:
+        self._log, self._errors = log, log.with_suffix(".errors")
+        with log.open("wb") as output, self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SCRIPT, session_id, json.dumps(calls)],
                 cwd=directory,
                 env={**os.environ, **env},
                 stdin=subprocess.PIPE,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=errors,
             )
 
     async def wait_ready(self) -> Self:
         """Return once its session is open."""
-        await wait_until(lambda: self._said, description="the host is ready", timeout_seconds=READY_TIMEOUT_SECONDS)
-        assert self._said == ["ready"], self._log.read_text()
+        await wait_until(
+            lambda: self._said or self._process.poll() is not None,
+            description="the host is ready",
+            timeout_seconds=READY_TIMEOUT_SECONDS,
+        )
+        assert self._said == ["ready"], self._errors.read_text()
         return self
 
     def call(self) -> None:
@@ -75,7 +79,7 @@ class HostProcess:
 
     @property
     def _said(self) -> list[str]:
-        """The whole lines it wrote."""
+        """The whole lines it wrote; what its sweeper or a traceback has to say goes elsewhere."""
         return self._log.read_text().split("\n")[:-1]
 
 
