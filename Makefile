@@ -10,8 +10,9 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/subagent-tasks demo $(if $(DIR),--path $(DIR)) $(if $(MODEL),--model $(MODEL))
 
+# Most tests wait for processes: two at a time take little more than half. A file stays together, as its fixtures do.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
