@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
-from stage import LEASE_SECONDS, Stage, arguments, delegate, notices_of, start_job
+from stage import LEASE_SECONDS, MakeStage, Stage, arguments, delegate, notices_of, start_job
 
 from subagent_tasks.host import Session
 from subagent_tasks.protocol.ids import run_id_for_call
@@ -79,6 +79,40 @@ async def test_forty_descendants_end_with_their_root_while_a_worker_dies(
         # The one that came after.
         assert stage.model.requests == asked + 1
         assert stage.notes("p5-forty ended") == []
+        assert {run["status"] for run in stage.tree(session.id)} == {"killed"}
+        assert await told(stage, session) == [root]
+    await stage.assert_clean()
+
+
+async def test_forty_descendants_that_mostly_queue_end_with_their_root_while_a_worker_dies(
+    make_stage: MakeStage,
+) -> None:
+    """P5: slots that the kill frees go to descendants that it has not reached yet: they end without asking."""
+    stage = make_stage()
+    [victim, *_] = stage.ensure(3, concurrency=2, providers=("spawn",))
+    gate = threading.Event()
+    stage.model.on("p5-queue leaf", [wait_for(gate), reply("never")])
+    leaf = delegate("p5-queue leaf", background=True)
+    stage.model.on("p5-queue branch", [call_tools(*[leaf] * 9), wait_for(gate), reply("never")])
+    branch = delegate("p5-queue branch", background=True)
+    stage.model.on("p5-queue root", [call_tools(*[branch] * 4), wait_for(gate), reply("never")])
+
+    def states() -> Counter[str]:
+        return Counter(run["state"] for run in stage.tree(session.id))
+
+    async with stage.session() as session:
+        root = await start_job(session, "p5-queue root")
+        asked = 2 + 4 * 2 + 1
+        await wait_until(lambda: stage.model.requests == asked, description="the model holds six")
+        await wait_until(lambda: states() == {"driven": 6, "queued": 35}, description="the others queue")
+        await asyncio.gather(session.kill(root), asyncio.to_thread(victim.kill))
+        await wait_until(
+            lambda: states() == {"settled": 41}, description="all ended", timeout_seconds=THREE_LEASES_SECONDS
+        )
+        gate.set()
+        await receive_what_waits(stage)
+        # The one that came after.
+        assert stage.model.requests == asked + 1
         assert {run["status"] for run in stage.tree(session.id)} == {"killed"}
         assert await told(stage, session) == [root]
     await stage.assert_clean()
