@@ -86,6 +86,11 @@ class BrokerSettings(BaseSettings):
         default=30,
         description="Seconds a worker's event loop may stand still before the worker stops beating and exits.",
     )
+    shutdown_grace_seconds: Seconds = Field(
+        default=10,
+        description="Seconds a worker that is asked to end may take to hand its runs back; its supervisor must wait "
+        "longer before it kills.",
+    )
     max_attempts: Count = Field(
         default=3,
         description="Number of times a run is started, counting takings from dead workers, before it ends `failed`.",

@@ -46,6 +46,7 @@ class Attempt:
         provider: Provider | None,
         runs: RunStore,
         patience_seconds: float,
+        function_grace_seconds: float,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._record = record
@@ -53,6 +54,7 @@ class Attempt:
         self._provider = provider
         self._runs = runs
         self._patience_seconds = patience_seconds
+        self._function_grace_seconds = function_grace_seconds
         self._spawn = spawn
 
     async def outcome(self, on_start: Callable[[], None]) -> Outcome:
@@ -212,6 +214,13 @@ class Attempt:
         if self._drive.stopped == "release":
             # No new effect starts. A tool call under way may still end: else its effect is unknown for good.
             await self._drive.calls_ended(timeout_seconds=RELEASE_SECONDS)
+            if not self._drive.is_interruptible:
+                seconds = self._function_grace_seconds
+                logger.warning(
+                    "shutdown waits for a plain function to end",
+                    extra={"run_id": self._record.id, "at_most_seconds": seconds},
+                )
+                await self._drive.becomes_interruptible(timeout_seconds=seconds)
         reason = await self._kill_reason() or str(self._drive.stopped)
         try:
             async with asyncio.timeout(CANCEL_SECONDS):

@@ -53,9 +53,10 @@ class LeasedDrive:
         # A provider may run tools side by side; the transcript is written by one at a time.
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
-        self._at_work: set[str] = set()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        # Call id -> whether a cancel ends it.
+        self._at_work: dict[str, bool] = {}
+        self._quiet = _quiet()
+        self._interruptible = _quiet()
 
     @property
     def has_begun(self) -> bool:
@@ -67,16 +68,20 @@ class LeasedDrive:
         """Whether a tool call is at work: begun, without a result yet, and not merely waiting."""
         return bool(self._at_work)
 
-    def begin(self, call_id: str) -> None:
+    def begin(self, call_id: str, *, is_interruptible: bool = True) -> None:
         """A call is at work (again). Those that are announced are so without this; a result in the record ends it."""
-        self._at_work.add(call_id)
+        self._at_work[call_id] = is_interruptible
         self._quiet.clear()
+        if not is_interruptible:
+            self._interruptible.clear()
 
     def rest(self, call_id: str) -> None:
         """A call merely waits now."""
-        self._at_work.discard(call_id)
+        self._at_work.pop(call_id, None)
         if not self._at_work:
             self._quiet.set()
+        if all(self._at_work.values()):
+            self._interruptible.set()
 
     @property
     def now_ms(self) -> int:
@@ -133,9 +138,16 @@ class LeasedDrive:
 
     async def calls_ended(self, *, timeout_seconds: float | None = None) -> None:
         """Wait until no tool call is at work, at most that long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._quiet.wait()
+        await _in_time(self._quiet.wait(), timeout_seconds)
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether a cancel would end all that is at work."""
+        return self._interruptible.is_set()
+
+    async def becomes_interruptible(self, *, timeout_seconds: float) -> None:
+        """Wait until no call is at work that a cancel does not end, at most that long."""
+        await _in_time(self._interruptible.wait(), timeout_seconds)
 
     async def suspend(self, awaited: Sequence[str], *, wake_at: int, alarm_ms: int | None) -> Literal["busy", "go_on"]:
         """Let go of the run until no more than `wake_at` of the awaited runs are unsettled (protocol §3).
@@ -183,7 +195,8 @@ class LeasedDrive:
         # While the write is still exclusive: a suspension behind it must see the call that it let start.
         for event in events:
             if event.kind == "tool_call":
-                self.begin(str(event.data.get("tool_call_id")))
+                is_interruptible = event.data.get("interruptible") is not False
+                self.begin(str(event.data.get("tool_call_id")), is_interruptible=is_interruptible)
             elif event.kind == "tool_result":
                 self.rest(str(event.data.get("tool_call_id")))
 
@@ -209,6 +222,18 @@ class LeasedDrive:
         except BrokerUnavailable:
             self.stop("stale")
             raise DriveStopped("stale") from None
+
+
+def _quiet() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+async def _in_time(work: Coroutine[Any, Any, Any], timeout_seconds: float | None) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_seconds):
+            await work
 
 
 async def persist(move: Callable[[], Awaitable[T]], *, patience_seconds: float) -> T:

@@ -7,7 +7,6 @@ loss in `protocol.leases`; here it is carried out.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -28,6 +27,12 @@ from subagent_tasks.store.runs import Lease, RunStore
 
 logger = event_logger(__name__)
 
+
+RELEASE_SHARE = 0.8
+"""How much of a worker's grace its runs get to be handed back in; the rest is for the activations to return."""
+
+FUNCTION_SHARE = 0.6
+"""How much of it a plain function may take to end; the rest is for its result and the release."""
 
 ToolsOf = Callable[[LeasedDrive], AbstractAsyncContextManager[ChildTools]]
 """Makes the tools of the child that is driven, for as long as it is."""
@@ -135,15 +140,22 @@ class Executor:
             if drive is not None:
                 drive.stop("stale")
 
-    async def release_all(self, *, timeout_seconds: float) -> None:
+    async def release_all(self) -> None:
         """Hand every run back to the queue (shutdown). Bounded: what takes longer is left to the sweeper."""
         self._releasing = True
         for drive in self._drives.values():
             if drive is not None:
                 drive.stop("release")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
+        count = len(self._drives)
+        if count:
+            logger.info("handing runs back to the queue", extra={"count": count})
+        try:
+            async with asyncio.timeout(RELEASE_SHARE * self._settings.shutdown_grace_seconds):
                 await self._idle.wait()
+        except TimeoutError:
+            logger.warning("runs left to the sweeper: not handed back in time", extra={"count": len(self._drives)})
+        else:
+            logger.info("all runs handed back", extra={"count": count})
 
     @property
     def _patience_seconds(self) -> float:
@@ -202,6 +214,7 @@ class Executor:
             provider=self._providers.get(record.spec.provider),
             runs=self._runs,
             patience_seconds=self._patience_seconds,
+            function_grace_seconds=FUNCTION_SHARE * self._settings.shutdown_grace_seconds,
             spawn=self._spawn,
         )
         # What was suspended or handed back goes on: its beginning was told.

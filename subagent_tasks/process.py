@@ -87,6 +87,7 @@ class Process:
         on_beat: Callable[[BeatAnswer], None] = lambda _: None,
         on_outage: Callable[[], None] = lambda: None,
         on_stall: Callable[[], None] = lambda: None,
+        on_pulse: Callable[[], None] = lambda: None,
     ) -> None:
         """Prove life once, then go on proving it. Raises `BrokerUnavailable` when Redis does not answer."""
         try:
@@ -99,7 +100,13 @@ class Process:
             await self._client.aclose()
             raise
         self._heartbeat = Heartbeat(
-            self.settings, self.keys, process_id=self.id, on_beat=on_beat, on_outage=on_outage, on_stall=on_stall
+            self.settings,
+            self.keys,
+            process_id=self.id,
+            on_beat=on_beat,
+            on_outage=on_outage,
+            on_stall=on_stall,
+            on_pulse=on_pulse,
         )
         self._heartbeat.start()
         self._tasks = [

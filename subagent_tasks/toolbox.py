@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.tools import Tool as FunctionTool
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
 from subagent_tasks.agents.structured import OUTPUT_TOOL
 from subagent_tasks.errors import ConfigurationError
+from subagent_tasks.protocol.interfaces import IN_THREAD
 
 ToolLike = Callable[..., Any] | FunctionTool[None] | AbstractToolset[None]
 
@@ -51,11 +54,14 @@ class Toolbox:
     def names(self) -> frozenset[str]:
         """The names known by now: a toolset of functions may grow, others tell theirs only while they are open."""
         return frozenset(
-            name for toolset in self.toolsets() if isinstance(toolset, FunctionToolset) for name in toolset.tools
+            name
+            for toolset in (self._functions, *self._others)
+            if isinstance(toolset, FunctionToolset)
+            for name in toolset.tools
         )
 
     def toolsets(self) -> Sequence[AbstractToolset[None]]:
-        return [self._functions, *self._others]
+        return [_with_threads_marked(toolset) for toolset in (self._functions, *self._others)]
 
     def sections(self, admits: Callable[[str], bool]) -> Sequence[str]:
         return ()
@@ -66,3 +72,20 @@ class Toolbox:
                 raise ConfigurationError(f'tool "{name}" is already registered: rename one of the two')
             if name == OUTPUT_TOOL:
                 raise ConfigurationError(f'tool "{name}" is what children hand in structured output with: rename yours')
+
+
+def _with_threads_marked(toolset: AbstractToolset[None]) -> AbstractToolset[None]:
+    """The toolset, its plain functions marked as what they are."""
+    if not isinstance(toolset, FunctionToolset):
+        return toolset
+
+    def is_plain(name: str) -> bool:
+        return name in toolset.tools and not toolset.tools[name].function_schema.is_async
+
+    async def mark(_: RunContext[None], definitions: list[ToolDefinition]) -> list[ToolDefinition]:
+        return [
+            replace(each, metadata={**(each.metadata or {}), IN_THREAD: True}) if is_plain(each.name) else each
+            for each in definitions
+        ]
+
+    return toolset.prepared(mark)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
+import sys
 from collections.abc import Callable, Mapping
 
 from broker_config import BrokerSettings, queue_name
@@ -27,8 +29,6 @@ KILL_SECONDS = 5.0
 class WorkerDriver:
     """Serves activations of one app in this process: the pool starts it, hands it runs, and asks it to let go."""
 
-    shutdown_grace_seconds = 10.0
-
     def __init__(
         self,
         settings: BrokerSettings,
@@ -40,6 +40,7 @@ class WorkerDriver:
         exit_on_stall: bool = True,
     ) -> None:
         self._settings = settings
+        self.shutdown_grace_seconds = settings.shutdown_grace_seconds
         self._providers = providers
         self._tools = tools
         self._own_tools = own_tools
@@ -85,7 +86,11 @@ class WorkerDriver:
                 # Its first run will say what is wrong; the other providers' runs must not wait for that.
                 logger.warning("provider not prepared", extra={"provider": name, "error": type(error).__name__})
         await process.start(
-            on_ring=executor.ring, on_beat=on_beat, on_outage=executor.on_outage, on_stall=self._on_stall
+            on_ring=executor.ring,
+            on_beat=on_beat,
+            on_outage=executor.on_outage,
+            on_stall=self._on_stall,
+            on_pulse=self._rearm,
         )
         self._process, self._executor, self._loop = process, executor, asyncio.get_running_loop()
         install_revoke(self._kill_by_revoke)
@@ -98,11 +103,12 @@ class WorkerDriver:
     async def release(self) -> None:
         """Hand every run back, so that other workers go on with them at once."""
         if self._executor is not None:
-            # The rest of the grace is for the activations to return after their runs were handed back.
-            await self._executor.release_all(timeout_seconds=0.8 * self.shutdown_grace_seconds)
+            await self._executor.release_all()
 
     async def stop(self) -> None:
         uninstall_revoke()
+        if self._exit_on_stall:
+            faulthandler.cancel_dump_traceback_later()
         if self._process is not None:
             await self._process.stop()
             self._process = None
@@ -122,8 +128,18 @@ class WorkerDriver:
         await process.delegation.kill(task_id, authority="", reason="revoked")
         return True
 
+    def _rearm(self) -> None:
+        """Code that keeps the GIL stops every thread of Python; faulthandler's is none, and ends the process."""
+        if self._exit_on_stall and sys.__stderr__ is not None:
+            # A lease later: a loop that merely hangs is the heartbeat's to end, which can say so.
+            seconds = self._settings.loop_stall_seconds + self._settings.lease_seconds
+            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+
     def _on_stall(self) -> None:
         if self._exit_on_stall:
+            if sys.__stderr__ is not None:
+                # Names of files and functions alone: where it hangs.
+                faulthandler.dump_traceback(file=sys.__stderr__)
             # Nothing else of this process can be trusted to end it; its supervisor starts a new one.
             os._exit(70)
 

@@ -48,7 +48,7 @@ from subagent_tasks.agents.transcript import (
     tool_result_event,
 )
 from subagent_tasks.errors import DriveStopped
-from subagent_tasks.protocol.interfaces import OWN_TOOL, NewEvent
+from subagent_tasks.protocol.interfaces import IN_THREAD, OWN_TOOL, NewEvent
 
 MAX_TOOL_ERROR_CHARACTERS = 4000
 NEEDS_APPROVAL = (
@@ -141,7 +141,8 @@ class TranscriptKeeper(AbstractCapability[None]):
                 self._gate.heed(stop)
                 raise
         try:
-            await self._gate.announce(tool_call_event(call))
+            in_thread = bool((tool_def.metadata or {}).get(IN_THREAD))
+            await self._gate.announce(tool_call_event(call, is_interruptible=not in_thread))
         except DriveStopped as stop:
             if stop.reason == "release":
                 # The run goes on elsewhere: calls already running end and are recorded, or their effect is unknown.

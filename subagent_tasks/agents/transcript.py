@@ -196,8 +196,9 @@ def request_event(parts: Sequence[ModelRequestPart]) -> NewEvent:
     return NewEvent("request", {"parts": [_to_json(_REQUEST_PART, part) for part in parts]})
 
 
-def tool_call_event(call: ToolCallPart) -> NewEvent:
-    return NewEvent("tool_call", {"tool_call_id": call.tool_call_id, "tool_name": call.tool_name})
+def tool_call_event(call: ToolCallPart, *, is_interruptible: bool = True) -> NewEvent:
+    data: dict[str, JsonValue] = {"tool_call_id": call.tool_call_id, "tool_name": call.tool_name}
+    return NewEvent("tool_call", data if is_interruptible else {**data, "interruptible": False})
 
 
 def tool_result_event(part: ToolReturnPart, *, user_content: str | Sequence[UserContent] | None = None) -> NewEvent:

@@ -43,6 +43,10 @@ OWN_TOOL = "subagent_tasks"
 """The key in a pydantic-ai tool definition's metadata that marks a tool of ours: its effect is never unknown, since its
 moves are made to be repeated; it asks by itself whether it may start, so nothing is announced for it (protocol §3)."""
 
+IN_THREAD = "subagent_tasks.in_thread"
+"""The key in a pydantic-ai tool definition's metadata that marks a plain function: once begun, nothing interrupts it,
+so a worker that shuts down waits for it as long as it may (protocol §4)."""
+
 
 class Drive(Protocol):
     """What the executor lends to a provider for one attempt at one run.

@@ -28,7 +28,10 @@ logger = event_logger(__name__)
 
 
 class Heartbeat:
-    """Beats for one process from a thread of its own. Callbacks run on the loop."""
+    """Beats for one process from a thread of its own.
+
+    Callbacks run on the loop, but for `on_stall`, and `on_pulse`, which tells at each beat that the thread still runs.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Heartbeat:
         on_beat: Callable[[BeatAnswer], None],
         on_outage: Callable[[], None],
         on_stall: Callable[[], None],
+        on_pulse: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._keys = keys
@@ -46,6 +50,7 @@ class Heartbeat:
         self._on_beat = on_beat
         self._on_outage = on_outage
         self._on_stall = on_stall
+        self._on_pulse = on_pulse
         self._loop = asyncio.get_running_loop()
         self._unticked_seconds = 0.0
         self._stop = threading.Event()
@@ -70,12 +75,14 @@ class Heartbeat:
         self._client.close()
 
     def _run(self) -> None:
+        self._on_pulse()
         interval_seconds = beat_interval_seconds(self._settings.lease_seconds)
         answered_at = time.monotonic()
         outage_told = stall_told = False
         pause_seconds = interval_seconds
         while not self._stop.wait(pause_seconds):
             # In pauses of this thread, not by the clock: while the whole process was frozen no loop could tick.
+            self._on_pulse()
             self._unticked_seconds += pause_seconds
             self._tell_loop(self._tick)
             if self._unticked_seconds > self._settings.loop_stall_seconds:

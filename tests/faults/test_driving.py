@@ -191,7 +191,7 @@ async def test_a_run_that_no_child_was_started_for_is_handed_back_at_a_shutdown(
 
         async def claim_late(self: RunStore, *args: Any, **kwargs: Any) -> Any:
             record = await claim(self, *args, **kwargs)
-            asyncio.ensure_future(stage.executor.release_all(timeout_seconds=5))  # noqa: RUF006 - ends with the run
+            asyncio.ensure_future(stage.executor.release_all())  # noqa: RUF006 - ends with the run
             await asyncio.sleep(0)
             return record
 

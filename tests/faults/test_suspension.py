@@ -392,7 +392,7 @@ async def test_a_worker_that_leaves_hands_back_a_run_that_waits_in_process(fake_
         driving = await at.fleet.hand(RUN, at.worker)
         await asyncio.wait_for(at.effect.begun.wait(), WAIT_SECONDS)
         await wait_until(lambda: at.fleet.own_runs(RUN), description="the own run is admitted")
-        leaving = asyncio.ensure_future(at.worker.executor.release_all(timeout_seconds=WAIT_SECONDS))
+        leaving = asyncio.ensure_future(at.worker.executor.release_all())
         await asyncio.sleep(0)
         if ends:
             at.effect.go_on.set()
@@ -515,7 +515,7 @@ async def test_a_message_that_overtakes_the_suspension_s_answer_is_heeded_after_
 async def test_a_worker_that_leaves_hands_back_nothing_that_is_suspended(fake_server_url: str) -> None:
     """Window 21, P11: it is nobody's already."""
     async with cleaning_up(fake_server_url) as (at, provider, driving):
-        leaving = asyncio.ensure_future(at.worker.executor.release_all(timeout_seconds=WAIT_SECONDS))
+        leaving = asyncio.ensure_future(at.worker.executor.release_all())
         await asyncio.sleep(0)
         provider.may_leave.set()
         await asyncio.wait_for(asyncio.gather(leaving, driving), WAIT_SECONDS)

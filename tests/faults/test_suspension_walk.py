@@ -123,7 +123,7 @@ async def test_a_shutdown_loses_nothing(bundled_server_url: str, number: int) ->
     """P1, P7: the worker hands back what it has; another goes on."""
     async with walked(bundled_server_url) as at:
         go_on, working = await until_held(at, number)
-        leaving = asyncio.ensure_future(at.worker.executor.release_all(timeout_seconds=WAIT_SECONDS))
+        leaving = asyncio.ensure_future(at.worker.executor.release_all())
         await asyncio.sleep(0)
         go_on.set()
         await asyncio.wait_for(leaving, WAIT_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from pathlib import Path
 
@@ -44,6 +45,18 @@ def block(text: str) -> str:
     return f"blocked {text}"
 
 
+async def hang(text: str) -> str:
+    """Write a line down, then let the event loop stand still until the gate of that name is open."""
+    return block(text)
+
+
+def keep_the_gil(text: str) -> str:
+    """Write a line down, then let no other thread of the process run for minutes, as bad C code does."""
+    write(f"{text} begun")
+    re.match("(a+)+b", "a" * 40)
+    return f"kept {text}"
+
+
 def trip(text: str) -> str:
     """Fail with what it was given."""
     raise ValueError(f"tripped over {text}")
@@ -78,7 +91,7 @@ class BrokenProvider(PoisonProvider):
 
 
 app = SubagentApp()
-for tool in (note, hold, block, trip):
+for tool in (note, hold, block, hang, keep_the_gil, trip):
     app.add_tool(tool)
 app.add_provider(SpawnProvider(model="openai:stub-1", base_url=MODEL_URL))
 # With a queue of its own, so that a test can say which worker may drive which child.

@@ -50,6 +50,24 @@ async def test_a_worker_that_is_asked_to_end_hands_its_runs_on_at_once(stage: St
         assert leaver.wait() == 0, leaver.log
 
 
+@pytest.mark.parametrize("tool", ["hang", "keep_the_gil"])
+async def test_a_worker_that_stands_still_ends_and_another_goes_on(make_stage: MakeStage, tool: str) -> None:
+    """Protocol §4: its loop does not tick, or no thread of Python runs; what hung it is not run again."""
+    stage = make_stage(environment={"SUBAGENT_TASKS_LOOP_STALL_SECONDS": "1"})
+    [first] = stage.ensure(1)
+    stage.model.on("p6-still", [call_tool(tool, {"text": "p6-still"}), reply("went on")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p6-still")
+        await stage.noted("p6-still begun")
+        stage.ensure(2)
+        await wait_until(lambda: not first.is_running, description="it ended", timeout_seconds=20)
+        await wait_until(lambda: stage.state(job_id) == "settled", description="the other worker finished it")
+    assert stage.notes("p6-still") == ["p6-still begun"]
+    assert UNKNOWN_EFFECT in stage.model.seen[-1].messages[-1].text
+    assert f" in {tool}" in first.log
+    assert "p6-still" not in first.log
+
+
 async def test_with_no_worker_left_a_host_ends_what_may_not_resume(stage: Stage) -> None:
     """P6: a sweeper that lives in the dead worker helps nobody, so hosts sweep too. A job and a call that waits."""
     stage.ensure(1)

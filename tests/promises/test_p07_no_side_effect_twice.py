@@ -28,8 +28,27 @@ async def test_what_is_done_stays_done_and_what_runs_is_not_repeated(stage: Stag
     assert (done.text, UNKNOWN_EFFECT in unknown.text) == ("noted p7-a done", True)
 
 
-async def test_a_plain_function_that_outlives_its_worker_s_grace_is_not_repeated(stage: Stage) -> None:
+async def test_a_plain_function_that_ends_within_its_worker_s_grace_keeps_its_result(stage: Stage) -> None:
+    """Protocol §4, shutdown: nothing interrupts it, so it is waited for, and the worker says so."""
+    stage.ensure(2)
+    stage.model.on("p7-d", [call_tool("block", {"text": "p7-d"}), reply("went on")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p7-d")
+        leaver = stage.by_pid(await stage.noted("p7-d begun"))
+        leaver.terminate()
+        await wait_until(
+            lambda: f"shutdown waits for a plain function to end run_id={job_id}" in leaver.log,
+            description="the worker says what it waits for",
+        )
+        stage.open_gate("p7-d")
+        await wait_until(lambda: stage.state(job_id) == "settled", description="the other worker finished it")
+    assert stage.model.seen[-1].messages[-1].text == "blocked p7-d"
+    assert leaver.wait(10) == 0
+
+
+async def test_a_plain_function_that_outlives_its_worker_s_grace_is_not_repeated(make_stage: MakeStage) -> None:
     """Protocol §4, shutdown: a running function is waited for, then its call is recorded as unknown."""
+    stage = make_stage(environment={"SUBAGENT_TASKS_SHUTDOWN_GRACE_SECONDS": "1"})
     stage.ensure(2)
     stage.model.on("p7-b", [call_tool("block", {"text": "p7-b"}), reply("went on")])
     async with stage.session() as session:

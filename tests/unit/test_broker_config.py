@@ -53,6 +53,7 @@ def test_the_defaults_are_the_protocols_numbers() -> None:
     assert settings.model_dump(exclude={"broker_url", "redis_url", "namespace", "redis_timeout_seconds"}) == {
         "lease_seconds": 6,
         "loop_stall_seconds": 30,
+        "shutdown_grace_seconds": 10,
         "max_attempts": 3,
         "run_limit_seconds": 3600,
         "model_request_timeout_seconds": 600,
