@@ -20,6 +20,7 @@ COMMANDS = {
     "status": "Show workers, queues and runs, and why each run waits.",
     "transcript": "Tell what a run did, step by step.",
     "kill": "Ask a run to end, whoever started it.",
+    "requeue": "Give the work of a run that failed to a new one.",
     "doctor": "Check broker, settings and workers; say how to mend them.",
 }
 """Name -> the line in the overview. The command is `subagent_tasks.commands.<name>:command`."""

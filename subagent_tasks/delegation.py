@@ -81,6 +81,34 @@ class Delegation:
         """Ask a run to end, and all below it; as `Settler.kill`."""
         return await self._settler.kill(run_id, authority=authority, reason=reason, by_owner_model=by_owner_model)
 
+    async def requeue(self, run_id: str, *, new_id: str) -> str:
+        """Give the work of a run that failed or was killed to a new run, a job of its tree's root: the new run's id.
+
+        Asked twice for one run, it answers with the same. A run that may resume goes on from what was recorded, calls
+        whose effect is unknown included; another starts again from its prompt. Raises `CallerError` for a run that is
+        unknown, unfinished or completed, `LimitReached` when the root owns too many jobs.
+        """
+        record = await self._runs.get(run_id)
+        word, requeued_as = "unknown", ""
+        if record is not None:
+            queue = record.spec.queue
+            word, requeued_as = await self._runs.requeue(
+                record,
+                new_id=new_id,
+                keep="all" if record.spec.may_resume else "prompt",
+                message=self._publisher.message(new_id, queue=queue, task_id=new_id),
+                max_active_jobs=self._settings.max_active_jobs,
+            )
+            if requeued_as == new_id:
+                await self._publisher.publish(new_id, queue=queue, task_id=new_id)
+        match word:
+            case "requeued":
+                return requeued_as
+            case "refused":
+                raise LimitReached(_refusal("active_jobs", (str(self._settings.max_active_jobs),)))
+            case _:
+                raise CallerError(f"run {run_id} cannot be requeued: {_NOT_REQUEUED[word]}")
+
     def withdraw(
         self,
         run_id: str,
@@ -140,6 +168,15 @@ class Delegation:
     async def record(self, run_id: str) -> RunRecord | None:
         """A run's record, whoever owns it; waits out a short outage."""
         return await persist(lambda: self._runs.get(run_id), patience_seconds=self._settings.lease_seconds)
+
+
+_NOT_REQUEUED = {
+    "unknown": "there is none with that id, or its record has expired",
+    "unfinished": "it has not ended; kill it first, or wait",
+    "completed": "it reached its end; what it gave is in its transcript. Delegate the prompt again for another answer",
+    "no_prompt": "its prompt is not in its transcript; delegate it again",
+    "unknown_owner": "the session at the root of its tree has expired, so nobody would be told; delegate it again",
+}
 
 
 def _refusal(cap: str, details: tuple[str, ...]) -> str:

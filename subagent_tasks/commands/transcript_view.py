@@ -88,6 +88,8 @@ class Story:
             case "suspended":
                 awaited = ", ".join(_safe(run_id) for run_id in cast("Sequence[object]", data.get("awaited") or ()))
                 return [f"waits for runs of its own, and holds no worker: {awaited}"]
+            case "requeued":
+                return [f"was requeued by hand: all above are the steps of run {_safe(data.get('from'))}"]
             case "settled":
                 return []
             case _:

@@ -194,7 +194,8 @@ class TranscriptEvent(Wire):
 
     `seq` counts from 0; `at_ms` is Redis time in milliseconds. Kinds: `input` (a message taken from the inbox),
     `request` (the parts that went to the model beside the input), `response` (one model message), `tool_call`
-    (announced before its effect), `tool_result`, `suspended` (it waits for runs of its own), `settled`.
+    (announced before its effect), `tool_result`, `suspended` (it waits for runs of its own), `requeued` (all before
+    it is another run's), `settled`.
     """
 
     seq: int

@@ -74,7 +74,25 @@ ADMIT = Script(
         "message",
     ),
     rest=True,
-    includes=("_now", "_enqueue", "_above"),
+    includes=("_now", "_enqueue", "_accept", "_above"),
+)
+REQUEUE = Script(
+    "requeue",
+    keys=("record", "transcript", "source", "source_transcript", *_OWNER, "queued", "queue"),
+    args=(
+        "id",
+        "source_id",
+        "owner_id",
+        "version",
+        "digest",
+        "mode",
+        "caller",
+        "max_active_jobs",
+        "keep",
+        "message",
+    ),
+    rest=True,
+    includes=("_now", "_enqueue", "_accept"),
 )
 CLAIM = Script(
     "claim",
@@ -157,8 +175,8 @@ COLLECT = Script("collect", keys=("record", "notices"), args=("authority",), inc
 ACK_NOTICE = Script("ack_notice", keys=("cursors", "record"), args=("reader", "cursor", "retention_ms"), includes=())
 
 ALL = (
-    OPEN, ADMIT, CLAIM, TAKE, APPEND, SUSPEND, WAKE, SETTLE, KILL, UNHOLD, CASCADED, RELEASE, RECLAIM, REPUBLISH, BEAT,
-    RETIRE, GUARD, FORGET, COLLECT, ACK_NOTICE,
+    OPEN, ADMIT, REQUEUE, CLAIM, TAKE, APPEND, SUSPEND, WAKE, SETTLE, KILL, UNHOLD, CASCADED, RELEASE, RECLAIM,
+    REPUBLISH, BEAT, RETIRE, GUARD, FORGET, COLLECT, ACK_NOTICE,
 )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from subagent_tasks.store.connection import Moves, pairs
 logger = event_logger(__name__)
 
 Refusal = Literal["conflict", "unknown_owner", "stop", "stale"]
+RequeueWord = Literal["requeued", "unfinished", "completed", "no_prompt", "refused", "unknown", "unknown_owner"]
 KillWord = Literal["killed", "requested", "already_finished", "not_lost", "unauthorized", "unknown"]
 
 
@@ -125,6 +126,40 @@ class RunStore:
         if word == "refused":
             return Admission("refused", cap=details[0], details=tuple(str(item) for item in details[1:]))
         return Admission(cast("Refusal", word))
+
+    async def requeue(
+        self, source: RunRecord, *, new_id: str, keep: Literal["all", "prompt"], message: str, max_active_jobs: int
+    ) -> tuple[RequeueWord, str]:
+        """Give a settled run's work to a new one: what came of it, and for `requeued` the run that has it."""
+        queue = source.spec.queue
+        # Its owner may be gone, and its caller with it: whoever has opened the tree is told how it ends.
+        spec = source.spec.model_copy(update={"owner_queue": None})
+        answer = await self._moves.run(
+            scripts.REQUEUE,
+            keys={
+                "record": self._keys.session(new_id),
+                "transcript": self._keys.transcript(new_id),
+                "source": self._keys.session(source.id),
+                "source_transcript": self._keys.transcript(source.id),
+                **self._owner_keys(source.root, is_child=False),
+                "queued": self._keys.queued(queue),
+                "queue": queue,
+            },
+            args={
+                "id": new_id,
+                "source_id": source.id,
+                "owner_id": source.root,
+                "version": RECORD_VERSION,
+                "digest": source.digest,
+                "mode": "background",
+                "caller": "",
+                "max_active_jobs": max_active_jobs,
+                "keep": keep,
+                "message": message,
+            },
+            rest=("spec", spec.to_json(), "requeued_from", source.id),
+        )
+        return cast("RequeueWord", answer[0]), answer[1] if answer[0] == "requeued" else ""
 
     async def claim(self, run_id: str, *, queue: str, worker: str, claim_id: str) -> RunRecord | str:
         """Become the driver: the record with its new token, or the word why there is nothing to do."""

@@ -50,6 +50,28 @@ async def test_a_worker_that_is_asked_to_end_hands_its_runs_on_at_once(stage: St
         assert leaver.wait() == 0, leaver.log
 
 
+async def test_what_was_given_up_goes_on_when_it_is_requeued_by_hand(make_stage: MakeStage) -> None:
+    """P6, P7: from the steps it had recorded; the call of unknown effect is not repeated, and both ends are told."""
+    stage = make_stage(environment={"SUBAGENT_TASKS_MAX_ATTEMPTS": "1"})
+    [worker] = stage.ensure(1)
+    stage.model.on("p6-again", [call_tool("hold", {"text": "p6-again"}), reply("done after all")])
+    async with stage.session() as session:
+        given_up = await start_job(session, "p6-again")
+        await stage.noted("p6-again begun")
+        worker.kill()
+        await wait_until(lambda: stage.state(given_up) == "settled", description="it is given up")
+        stage.ensure(1)
+        said = await asyncio.to_thread(stage.run, "-m", "subagent_tasks", "requeue", given_up)
+        first, second = await notices_of(session, 2)
+        assert (first.sender_id, second.sender_id) == (given_up, said.split()[-1])
+        assert "done after all" in (await session.call("job_output", {"job_id": second.sender_id})).text
+    assert stage.notes("p6-again") == ["p6-again begun"]
+    assert UNKNOWN_EFFECT in stage.model.seen[-1].messages[-1].text
+    again = await asyncio.to_thread(stage.run, "-m", "subagent_tasks", "requeue", given_up)
+    assert again.split() == ["requeued", "run", given_up, "before,", "as", second.sender_id]
+    await stage.assert_clean()
+
+
 @pytest.mark.parametrize("tool", ["hang", "keep_the_gil"])
 async def test_a_worker_that_stands_still_ends_and_another_goes_on(make_stage: MakeStage, tool: str) -> None:
     """Protocol §4: its loop does not tick, or no thread of Python runs; what hung it is not run again."""

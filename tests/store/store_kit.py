@@ -132,6 +132,14 @@ class Store:
         )
         return ended.word
 
+    async def requeue(
+        self, new_id: str, *, source: str = RUN, keep: Literal["all", "prompt"] = "all", max_active_jobs: int = 10
+    ) -> tuple[str, str]:
+        record = await self.runs.get(source) or a_record(source)
+        return await self.runs.requeue(
+            record, new_id=new_id, keep=keep, message=f"message of {new_id}", max_active_jobs=max_active_jobs
+        )
+
     async def release(self, lease: Lease) -> str:
         return await self.runs.release(lease, queue=QUEUE, message="message after a release")
 

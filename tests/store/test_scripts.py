@@ -330,6 +330,30 @@ async def queued_long_ago(store: Store) -> None:
     await store.client.zadd(store.keys.queued(QUEUE), {RUN: 1_000})
 
 
+async def killed(store: Store) -> None:
+    await store.queued()
+    assert await store.kill() == "killed"
+
+
+async def killed_without_transcript(store: Store) -> None:
+    await killed(store)
+    await store.client.delete(store.keys.transcript(RUN))
+
+
+async def killed_and_requeued(store: Store) -> None:
+    await killed(store)
+    assert await store.requeue("run-2") == ("requeued", "run-2")
+
+
+async def killed_in_an_expired_session(store: Store) -> None:
+    await killed(store)
+    await store.client.delete(store.keys.session(PARENT))
+
+
+def requeue(store: Store, _: Lease) -> Awaitable[object]:
+    return store.requeue("run-2")
+
+
 S = scripts
 CASES = [
     Case(S.OPEN, ("open",), nothing, lambda store, _: store.sessions.open(PARENT), "new"),
@@ -348,6 +372,14 @@ CASES = [
     Case(S.ADMIT, ("accepted", "queued"), called_by_the_lost, admit_elsewhere, "again-elsewhere"),
     Case(S.ADMIT, ("stop", "kill"), killed_while_delegating, admit_own),
     Case(S.ADMIT, ("stale",), delegating, admit_own_for_another),
+    Case(S.REQUEUE, ("requeued", "run-2"), killed, requeue),
+    Case(S.REQUEUE, ("requeued", "run-2"), killed_and_requeued, lambda store, _: store.requeue("run-3"), "by-another"),
+    Case(S.REQUEUE, ("unfinished",), driven, requeue),
+    Case(S.REQUEUE, ("completed",), settled, requeue),
+    Case(S.REQUEUE, ("no_prompt",), killed_without_transcript, requeue),
+    Case(S.REQUEUE, ("refused", "active_jobs"), killed, lambda store, _: store.requeue("run-2", max_active_jobs=0)),
+    Case(S.REQUEUE, ("unknown",), nothing, requeue),
+    Case(S.REQUEUE, ("unknown_owner",), killed_in_an_expired_session, requeue),
     Case(S.CLAIM, ("claimed",), queued_with_beat, first_claim, "queued"),
     Case(S.CLAIM, ("claimed",), orphaned_with_heir, other_claim, "from-the-dead"),
     Case(S.CLAIM, ("nothing_to_do", "gone"), nothing, first_claim),

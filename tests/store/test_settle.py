@@ -23,7 +23,7 @@ async def test_settling_changes_record_result_and_notice_together(store: Store) 
     assert record.outcome.text == "done"
     assert await celery_state(store) == "SUCCESS"
     assert [notice.sender_id for notice in await store.sessions.notices(PARENT, after="0-0")] == [RUN]
-    assert [event.kind for event in await store.runs.transcript(RUN)] == ["settled"]
+    assert [event.kind for event in await store.runs.transcript(RUN)] == ["input", "settled"]
 
 
 async def test_a_settled_run_is_driven_by_nobody(store: Store) -> None:

@@ -14,9 +14,10 @@ from subagent_tasks.protocol.lifecycle import departs
 from subagent_tasks.protocol.scripts import Script
 
 LUA = Path(subagent_tasks.protocol.__file__).parent / "lua"
-INCLUDES = {"_above", "_now", "_beats", "_enqueue", "_finish"}
+INCLUDES = {"_above", "_accept", "_now", "_beats", "_enqueue", "_finish"}
 PROVIDES = {
     "_above": ("is_ended_above(",),
+    "_accept": ("has_room(", "accept("),
     "_now": ("now_ms(", "now_us("),
     "_beats": ("is_alive(", "silent_ms("),
     "_enqueue": ("enqueue(",),

@@ -57,6 +57,13 @@ local function finish(run)
   local values = redis.call('HMGET', K.owner, 'kind', 'state', 'wake_at')
   local owner = { kind = values[1], state = values[2], wake_at = values[3] }
 
+  if seq == 0 then
+    -- It never began. What it was asked stays readable, and can be asked again by hand.
+    for _, entry in ipairs(redis.call('XRANGE', K.inbox, '-', '+')) do
+      seq = seq + 1
+      redis.call('XADD', K.transcript, seq .. '-0', 'k', 'input', 'd', entry[2][4], 't', now)
+    end
+  end
   redis.call('XADD', K.transcript, (seq + 1) .. '-0', 'k', 'settled', 'd', A.event, 't', now)
   redis.call('HSET', K.record, 'state', 'settled', 'status', A.status, 'detail', A.detail, 'outcome', A.outcome,
     'finished_at', now, 'settle_id', A.settle_id, 'worker', '', 'seq', seq + 1)

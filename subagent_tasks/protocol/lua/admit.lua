@@ -57,23 +57,11 @@ local depth = tonumber(owner[1]) + 1
 if A.max_depth ~= '' and depth > tonumber(A.max_depth) then
   return { 'refused', 'depth', depth, A.max_depth }
 end
-if A.mode == 'background' and redis.call('SCARD', K.active) >= tonumber(A.max_active_jobs) then
+if A.mode == 'background' and not has_room() then
   return { 'refused', 'active_jobs', A.max_active_jobs }
 end
 
-local now = now_us()
-redis.call('HSET', K.record, 'version', A.version, 'kind', 'one-shot', 'id', A.id, 'owner', A.owner_id, 'root', owner[2],
-  'depth', depth, 'path', path, 'digest', A.digest, 'mode', A.mode, 'caller', A.caller, 'state', 'queued', 'token', 0,
-  'seq', 0, 'attempt', 0, 'created_at', math.floor(now / 1000), unpack(ARGV, REST))
 redis.call('XADD', K.inbox, '*', 'lane', 'next-turn', 'd', A.entry)
-if redis.call('SADD', K.unsettled, A.id) == 1 and redis.call('SCARD', K.unsettled) == 1 then
-  for _, key in ipairs({ K.jobs, K.notices, K.cursors, K.owner }) do redis.call('PERSIST', key) end
-end
-if A.mode == 'background' then
-  redis.call('ZADD', K.jobs, now, A.id)
-  redis.call('SADD', K.active, A.id)
-elseif owner[3] == 'parent' then
-  redis.call('SADD', K.held, A.id)
-end
-enqueue(A.id, K.queued, K.queue, A.message, math.floor(now / 1000))
+accept({ root = owner[2], depth = depth, path = path, seq = 0 }, now_us())
+if A.mode == 'foreground' and owner[3] == 'parent' then redis.call('SADD', K.held, A.id) end
 return { 'accepted', 'queued' }
