@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from subagent_tasks.protocol.lifecycle import State
 from subagent_tasks.protocol.models import JobStatus, Mode, Wire
 from subagent_tasks.store.overview import Facts, LastEvent, Omissions, RunFacts
+from subagent_tasks.terminal import spelled
 
 UNCLAIMED_SECONDS = 5.0
 """How long a run may wait while workers are alive before the operator is asked whether one serves its queue."""
@@ -110,19 +111,6 @@ def overview_of(facts: Facts, *, namespace: str, lease_seconds: float) -> Overvi
         queues=queues,
         sessions=tuple(_sessions(facts.runs, reader)),
     )
-
-
-def spelled(seconds: float) -> str:
-    """A time span as a person says it, with two units at most."""
-    if seconds < 1:
-        return f"{max(0, int(seconds * 1000))} ms"
-    if seconds < 10:
-        return f"{int(seconds * 10) / 10:.1f} s"
-    for unit, size, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if seconds >= size:
-            rest = int(seconds % size // part)
-            return f"{int(seconds // size)} {unit} {rest} {smaller}" if rest else f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from subagent_tasks.commands.loading import load_app, load_environment
-from subagent_tasks.doctor import Finding, examine
+from subagent_tasks.doctor import Finding, examine, mend
 from subagent_tasks.errors import SubagentError
 from subagent_tasks.terminal import make_console
 
@@ -20,12 +20,17 @@ MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red]
 
 @click.command("doctor")
 @click.argument("app", required=False)
-def command(app: str | None) -> None:
-    """Check that the broker, the settings and the workers keep the promises.
+@click.option("--fix", is_flag=True, help="See to work that is left lying, as a living worker or host would.")
+def command(app: str | None, *, fix: bool) -> None:
+    """Check that the broker, the settings, the workers and the work that waits keep the promises.
 
-    With APP, each of its providers' queues must have a worker. Changes nothing. Exit code 1 when a check fails.
+    With APP, each of its providers' queues must have a worker. Changes nothing without --fix. Exit code 1 when a check
+    fails.
     """
     findings = diagnose(app)
+    if fix and any(finding.is_mendable for finding in findings):
+        asyncio.run(mend(load_environment() if app is None else load_app(app).settings))
+        findings = diagnose(app)
     table = Table.grid(padding=(0, 2))
     for finding in findings:
         table.add_row(MARKS[finding.level], finding.check, escape(finding.message))

@@ -20,9 +20,9 @@ from rich.text import Text
 from broker_config import BrokerSettings
 from subagent_tasks.commands.loading import load_environment
 from subagent_tasks.errors import BrokerUnavailable
-from subagent_tasks.overview import Overview, ProcessRow, QueueRow, RunRow, overview_of, spelled
+from subagent_tasks.overview import Overview, ProcessRow, QueueRow, RunRow, overview_of
 from subagent_tasks.store.overview import OverviewStore, open_overview
-from subagent_tasks.terminal import brief, make_console
+from subagent_tasks.terminal import brief, make_console, spelled
 
 REFRESH_SECONDS = 1.0
 RECENT_SECONDS = 600.0

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from subagent_tasks.overview import spelled
 from subagent_tasks.protocol.lifecycle import State
 from subagent_tasks.protocol.models import TranscriptEvent, Usage
 from subagent_tasks.protocol.records import RunRecord
-from subagent_tasks.terminal import brief
+from subagent_tasks.terminal import brief, spelled
 
 MAX_TEXT_CHARACTERS = 1500
 """Of a prompt or an answer: about what a screen holds."""

@@ -54,5 +54,13 @@ def activation_message(*, task: str, task_id: str, run_id: str, queue: str) -> s
     )
 
 
+def task_of(text: str) -> str:
+    """The task a message in a queue's list calls; what is no message of Celery's calls `?`."""
+    try:
+        return str(json.loads(text)["headers"]["task"])
+    except (ValueError, KeyError, TypeError):
+        return "?"
+
+
 def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))

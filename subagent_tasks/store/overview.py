@@ -121,6 +121,11 @@ class OverviewStore:
         """What the id names: `parent`, `one-shot`, or None for nothing."""
         return await self._moves.read(cast("Any", self._moves.client.hget(self._keys.session(session_id), "kind")))
 
+    async def waiting_queues(self) -> list[str]:
+        """The queues in which anything waits."""
+        found, _ = await self._scan()
+        return found["queued"]
+
     async def read(self, *, recent_ms: int) -> Facts:
         """Everything unsettled, and what ended within `recent_ms`. Raises `BrokerUnavailable`."""
         found, keys_cut = await self._scan()

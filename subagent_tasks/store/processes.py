@@ -94,6 +94,23 @@ class ProcessStore:
             alarms=tuple((run_id, int(float(at))) for run_id, at in zip(alarms[::2], alarms[1::2], strict=True)),
         )
 
+    async def now_ms(self) -> int:
+        """Redis time."""
+        seconds, microseconds = await self._moves.read(self._moves.client.time())
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    async def alarms_before(self, moment_ms: int) -> list[int]:
+        """The alarms of suspended runs that were due before that Redis time, the oldest thousand."""
+        rows = cast(
+            "list[tuple[str, float]]",
+            await self._moves.read(
+                self._moves.client.zrangebyscore(
+                    self._keys.alarms, "-inf", moment_ms, start=0, num=1000, withscores=True
+                )
+            ),
+        )
+        return [int(due_ms) for _, due_ms in rows]
+
     async def driven_by(self, process: str) -> frozenset[str]:
         """The ids Redis says a process drives."""
         members = await self._moves.read(cast("Any", self._moves.client.smembers(self._keys.driven(process))))

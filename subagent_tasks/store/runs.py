@@ -477,6 +477,10 @@ class RunStore:
         """How many messages lie in the Celery queue's list."""
         return int(await self._moves.read(cast("Any", self._moves.client.llen(queue))))
 
+    async def queue_messages(self, queue: str, *, count: int) -> list[str]:
+        """The messages in the Celery queue's list that are received next."""
+        return await self._moves.read(cast("Any", self._moves.client.lrange(queue, -count, -1)))
+
     def _notices(self, owner: str, *, is_child: bool) -> str:
         return self._keys.inbox(owner) if is_child else self._keys.notices(owner)
 

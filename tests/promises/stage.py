@@ -26,6 +26,7 @@ from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.models import Notice
 from subagent_tasks.testing import StubLLM, call_tool, wait_until
 from subagent_tasks.testing.checks import assert_no_leaked_keys, assert_settled
+from subagent_tasks.testing.faults import age_lease
 from subagent_tasks.testing.processes import WorkerProcess
 from subagent_tasks.testing.script import SeenRequest, ToolCalls
 
@@ -186,12 +187,17 @@ class Stage:
             await assert_settled(client, self.namespace)
             await assert_no_leaked_keys(client, self.namespace)
 
+    async def aged(self, process: str) -> None:
+        """As if that process had been silent for long."""
+        async with redis.asyncio.Redis.from_url(self.app.settings.redis_py_url, decode_responses=True) as client:
+            await age_lease(client, self.keys, process)
+
     def queue(self, provider: str = "spawn") -> str:
         """The list in which the provider's messages wait."""
         return queue_name(self.namespace, provider)
 
-    def run(self, *words: str, input_text: str | None = None, timeout_seconds: float = 20) -> str:
-        """A process of its own under the stage's environment: what it wrote to standard output."""
+    def run(self, *words: str, input_text: str | None = None, code: int = 0, timeout_seconds: float = 20) -> str:
+        """A process of its own under the stage's environment that ends with `code`: what it wrote on stdout."""
         done = subprocess.run(
             [sys.executable, *words],
             input=input_text,
@@ -202,7 +208,7 @@ class Stage:
             timeout=timeout_seconds,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
     def host(self, session_id: str, *calls: Mapping[str, Any]) -> HostProcess:

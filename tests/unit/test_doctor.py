@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from broker_config import BrokerSettings
 from subagent_tasks import SubagentApp
-from subagent_tasks.doctor import (
-    Finding,
-    check_any_worker,
-    check_app,
-    check_clock,
-    check_eviction,
-    check_heartbeats,
-    check_persistence,
-    check_provider,
-    check_timeouts,
-    check_topology,
-    check_version,
-    check_workers,
-    examine,
-)
+from subagent_tasks.doctor import Finding, examine
+from subagent_tasks.doctor.declaration import check_app, check_celery, check_provider, check_timeouts
+from subagent_tasks.doctor.server import check_clock, check_eviction, check_persistence, check_topology, check_version
+from subagent_tasks.doctor.work import check_unacknowledged
+from subagent_tasks.doctor.workers import check_any_worker, check_heartbeats, check_tasks, check_workers
 from subagent_tasks.errors import ConfigurationError, OperatorError
 from subagent_tasks.protocol.interfaces import Drive, Provider, Run
 from subagent_tasks.protocol.models import ChildRequest
 from subagent_tasks.providers import SpawnProvider
+from subagent_tasks.queue.inspection import Unacknowledged
+from subagent_tasks.queue.publisher import ACTIVATE
 from subagent_tasks.store.server import ServerFacts, facts_of
 
 INFO: dict[str, Any] = {
@@ -208,3 +201,48 @@ def test_without_an_app_any_living_worker_will_do() -> None:
     """The queues are not known then."""
     assert check_any_worker(["worker-1-a"], namespace="shop").level == "ok"
     assert "shop" in check_any_worker([], namespace="shop").message
+
+
+def test_a_worker_of_another_app_on_our_queue_fails() -> None:
+    """It throws away what it takes."""
+    consumed = {"ours": frozenset({QUEUE}), "theirs": frozenset({QUEUE, "celery"}), "elsewhere": frozenset({"celery"})}
+    tasks = {"ours": frozenset({ACTIVATE}), "theirs": frozenset({"mail.send"}), "elsewhere": frozenset({"mail.send"})}
+    [finding] = check_tasks([QUEUE], consumed, tasks=tasks)
+    assert finding.level == "failed"
+    assert finding.message.startswith(f"theirs consumes {QUEUE} and does not know the task")
+
+
+def test_the_app_s_own_celery_settings_pass() -> None:
+    app = SubagentApp()
+    assert check_celery(cast("Any", app.celery.conf), app.settings).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"task_acks_late": True}, "task_acks_late is True, not False"),
+        ({"redis_socket_timeout": None}, "redis_socket_timeout is None, not 5"),
+        ({"broker_transport_options": {"visibility_timeout": 3}}, "broker_transport_options['socket_timeout'] is None"),
+    ],
+)
+def test_a_changed_celery_setting_fails_by_its_name(change: dict[str, Any], names: str) -> None:
+    """P2, P8: whoever overrides what a promise hangs on is told which."""
+    app = SubagentApp()
+    app.celery.conf.update(change)
+    finding = check_celery(cast("Any", app.celery.conf), app.settings)
+    assert finding.level == "failed"
+    assert names in finding.message
+
+
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        (None, "ok"),
+        (Unacknowledged(0, 0), "ok"),
+        (Unacknowledged(3, time.time() - 1), "ok"),
+        (Unacknowledged(3, time.time() - 3600), "warning"),
+    ],
+)
+def test_a_message_that_is_held_for_long_is_a_warning(found: Unacknowledged | None, level: str) -> None:
+    """A backlog in a hand that does not work on it."""
+    assert check_unacknowledged(found, BrokerSettings()).level == level

@@ -11,11 +11,12 @@ from click.testing import CliRunner
 
 from subagent_tasks.cli import cli
 from subagent_tasks.commands.status import picture
-from subagent_tasks.overview import Overview, RunRow, overview_of, spelled
+from subagent_tasks.overview import Overview, RunRow, overview_of
 from subagent_tasks.protocol.lifecycle import State
 from subagent_tasks.protocol.models import ChildRequest, JobStatus
 from subagent_tasks.protocol.records import RunRecord, RunSpec
 from subagent_tasks.store.overview import FIELDS, Facts, LastEvent, Omissions, ProcessFacts, QueueFacts, RunFacts
+from subagent_tasks.terminal import spelled
 
 NOW_MS = 1_800_000_000_000
 WORKER = ProcessFacts("worker-12-abc", NOW_MS + 4000, 1)
