@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from subagent_tasks.testing.checks import assert_no_leaked_keys, assert_settled
 from subagent_tasks.testing.fake_server import FakeServer
-from subagent_tasks.testing.faults import FaultyServer, age_lease, end_outage, lose_reply
+from subagent_tasks.testing.faults import (
+    FaultyServer,
+    age_lease,
+    cut,
+    end_outage,
+    freeze_server,
+    lose_reply,
+    refuse,
+    restart_server,
+)
 from subagent_tasks.testing.kit import Kit, fake_app
 from subagent_tasks.testing.processes import WorkerProcess, kill_worker
 from subagent_tasks.testing.script import (
@@ -36,13 +45,17 @@ __all__ = [
     "assert_settled",
     "call_tool",
     "call_tools",
+    "cut",
     "disconnect",
     "end_outage",
     "fail",
     "fake_app",
+    "freeze_server",
     "kill_worker",
     "lose_reply",
+    "refuse",
     "reply",
+    "restart_server",
     "stall",
     "stub_llm",
     "wait_for",

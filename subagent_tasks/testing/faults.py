@@ -1,4 +1,5 @@
-"""Faults on the way to Redis: a proxy that loses replies and connections, and leases that lapse without waiting.
+"""Faults of Redis and on the way to it: a proxy that loses, refuses and stalls, a server that freezes or restarts,
+leases that lapse without waiting.
 
 The proxy is a TCP address like any other, so hosts, real worker processes and plain clients can be put behind it. It
 knows RESP only as far as it must: where a command ends, and which reply is its own.
@@ -11,6 +12,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -18,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
 
 import redis.asyncio
 
+from broker_config import EmbeddedServer
 from subagent_tasks.errors import CallerError, OperatorError
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.scripts import Script
@@ -43,6 +46,8 @@ class FaultyServer:
         self._lock = threading.Lock()
         self._rules: list[_Loss] = []
         self._replies_lost = 0
+        self._is_refusing = False
+        self._flowing: asyncio.Event
         self._port = 0
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
@@ -85,15 +90,27 @@ class FaultyServer:
         """Close every connection now; new ones are accepted."""
         self._run(self._cut())
 
+    def refuse(self) -> None:
+        """Close every connection, and each new one at once, as a server that is down does; until `heal`."""
+        self._is_refusing = True
+        self.cut()
+
+    def stall(self) -> None:
+        """Let no byte through, in neither direction, and close nothing; what waited goes on with `heal`."""
+        self._run(self._set_flowing(False))
+
     def heal(self) -> None:
-        """Forget the faults that were asked for and have not happened yet."""
+        """End what goes on, and forget what was asked for and has not happened yet."""
         with self._lock:
             self._rules.clear()
+        self._is_refusing = False
+        self._run(self._set_flowing(True))
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="faulty-redis", daemon=True)
         self._thread.start()
+        self._flowing = self._run(_set_event())
         self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self._port = int(self._server.sockets[0].getsockname()[1])
         return self
@@ -121,6 +138,12 @@ class FaultyServer:
             self._server.close()
         await self._cut()
 
+    async def _set_flowing(self, flows: bool) -> None:
+        if flows:
+            self._flowing.set()
+        else:
+            self._flowing.clear()
+
     async def _cut(self) -> None:
         connections = list(self._connections)
         for connection in connections:
@@ -130,6 +153,9 @@ class FaultyServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One client's connection, until either side ends it or a fault does."""
+        if self._is_refusing:
+            writer.close()
+            return
         try:
             upstream_reader, upstream_writer = await self._connect()
         except OSError:
@@ -164,6 +190,7 @@ class FaultyServer:
     ) -> None:
         buffer = bytearray()
         while chunk := await reader.read(CHUNK_BYTES):
+            await self._flowing.wait()
             buffer += chunk
             while (end := value_end(buffer, 0)) is not None:
                 command = bytes(buffer[:end])
@@ -178,6 +205,7 @@ class FaultyServer:
     ) -> None:
         buffer = bytearray()
         while chunk := await upstream.read(CHUNK_BYTES):
+            await self._flowing.wait()
             buffer += chunk
             while (end := value_end(buffer, 0)) is not None:
                 reply = bytes(buffer[:end])
@@ -215,6 +243,36 @@ class FaultyServer:
 def lose_reply(server: FaultyServer, containing: str | Script | None = None, *, times: int = 1) -> None:
     """Let the next matching command run and lose its reply (`FaultyServer.lose_reply`)."""
     server.lose_reply(containing, times=times)
+
+
+def cut(server: FaultyServer) -> None:
+    """Close every connection now; new ones are accepted (`FaultyServer.cut`)."""
+    server.cut()
+
+
+def refuse(server: FaultyServer) -> None:
+    """Refuse every connection until `server.heal()` (`FaultyServer.refuse`)."""
+    server.refuse()
+
+
+def freeze_server(server: EmbeddedServer) -> AbstractContextManager[object]:
+    """Freeze a server at once: connections stay open and nothing is answered. In a `with`, until its end."""
+    server.freeze()
+    frozen = contextlib.ExitStack()
+    frozen.callback(server.thaw)
+    return frozen
+
+
+def restart_server(server: EmbeddedServer) -> None:
+    """Kill a server and start it again at its address: what it had acknowledged is still there, clients are not."""
+    server.kill()
+    server.start()
+
+
+async def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 async def age_lease(client: redis.asyncio.Redis, keys: Keys, process_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from redis.retry import Retry
 from broker_config import EmbeddedServer
 from subagent_tasks.errors import CallerError, OperatorError
 from subagent_tasks.protocol import scripts
-from subagent_tasks.testing.faults import FaultyServer, value_end
+from subagent_tasks.testing.faults import FaultyServer, freeze_server, refuse, restart_server, value_end
 
 Client = Any  # redis-py types its methods for sync and async at once
 
@@ -146,6 +147,50 @@ def test_a_cut_ends_every_connection_and_accepts_new_ones(client: Client, faulty
         faulty.cut()
         assert connection.recv(64) == b""
     assert client.ping()
+
+
+def test_a_server_that_refuses_closes_old_connections_and_new_ones(client: Client, faulty: FaultyServer) -> None:
+    """Until it is healed."""
+    assert client.ping()
+    refuse(faulty)
+    for _ in range(3):
+        with pytest.raises(redis.exceptions.ConnectionError):
+            client.ping()
+    faulty.heal()
+    assert client.ping()
+
+
+def test_what_is_stalled_arrives_once_it_flows_again(server: str, direct: Client, faulty: FaultyServer) -> None:
+    """Nothing is closed, and nothing lost: the client merely waits."""
+    with connect(faulty.url) as client:
+        assert client.set("n", 1)
+        faulty.stall()
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(client.incr, "n")
+            with pytest.raises(TimeoutError):
+                waiting.result(0.1)
+            assert direct.get("n") == "1"
+            faulty.heal()
+            assert waiting.result(5) == 2
+
+
+def test_a_frozen_server_answers_nothing_until_the_block_ends() -> None:
+    with EmbeddedServer() as server, connect(server.url) as client, ThreadPoolExecutor() as pool:
+        assert client.ping()
+        with freeze_server(server):
+            waiting = pool.submit(client.ping)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.1)
+        assert waiting.result(5)
+
+
+def test_a_restarted_server_is_another_process_with_the_same_data() -> None:
+    with EmbeddedServer() as server, connect(server.url) as client:
+        assert client.set("n", 1)
+        pid = server.pid
+        restart_server(server)
+        assert server.pid != pid
+        assert client.get("n") == "1"
 
 
 def test_messages_reach_a_subscriber(client: Client, direct: Client) -> None:
