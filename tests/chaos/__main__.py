@@ -1,0 +1,259 @@
+"""`python tests/chaos --seconds 60 --seed 1`: mixed delegations while everything fails, and at the end every promise.
+
+Three worker processes, two hosts, one server. Exit code 1 if anything does not hold; the logs are kept then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import checks
+import redis.asyncio
+from havoc import Havoc, Toll
+from load import Ledger, Load
+from rich.console import Console
+from rich.table import Table
+
+from broker_config import EmbeddedServer
+from subagent_tasks.protocol.keys import Keys, celery_result_key
+from subagent_tasks.protocol.models import TranscriptEvent
+from subagent_tasks.protocol.records import read_record
+from subagent_tasks.testing import FaultyServer, assert_no_leaked_keys, assert_settled
+
+LEASE_SECONDS = 1.5
+MAX_ACTIVE_JOBS = 4
+SESSIONS, LANES = 3, 2
+"""Of each host, and of each session."""
+END_SECONDS = 90.0
+"""How long all that is under way may take to end once nothing fails any more."""
+
+
+@dataclass
+class Verdict:
+    """What a run came to."""
+
+    ledger: Ledger
+    toll: Toll
+    facts: checks.Facts
+    broken: dict[str, list[str]]
+    most_active: int
+    replies_lost: int
+    seconds: float
+
+
+async def run(*, seconds: float, seed: int, directory: Path, stack: ExitStack) -> Verdict:
+    """Everything, from the first process to the last check."""
+    began = time.monotonic()
+    server = stack.enter_context(EmbeddedServer())
+    links = [stack.enter_context(FaultyServer(server.url)) for _ in range(3)]
+    namespace = f"chaos-{os.getpid()}"
+    environment = {
+        "SUBAGENT_TASKS_NAMESPACE": namespace,
+        "SUBAGENT_TASKS_LEASE_SECONDS": str(LEASE_SECONDS),
+        "SUBAGENT_TASKS_MAX_ACTIVE_JOBS": str(MAX_ACTIVE_JOBS),
+        "CHAOS_NOTES": str(directory / "notes"),
+    }
+    keys, ledger = Keys(namespace), Ledger()
+    havoc = Havoc(
+        seed=seed,
+        server=server,
+        links=links,
+        worker_environment={**environment, "SUBAGENT_TASKS_BROKER_URL": links[0].url},
+        keys=keys,
+        lease_seconds=LEASE_SECONDS,
+        stack=stack,
+        logs=directory,
+    )
+    await havoc.start_workers()
+    loads = [
+        Load(app_behind(link, environment), ledger, name=f"host-{number}-", sessions=SESSIONS, lanes=LANES)
+        for number, link in enumerate(links[1:])
+    ]
+    all_told = asyncio.Event()
+    client = redis.asyncio.Redis.from_url(server.url, decode_responses=True)
+    sampler = Sampler(client, keys, ledger)
+    async with asyncio.TaskGroup() as hosts:
+        for load in loads:
+            hosts.create_task(load.run(until_told=all_told))
+        sampling = asyncio.create_task(sampler.run())
+        await havoc.rage(seconds)
+        for load in loads:
+            load.stop()
+        broken = {"left over": await ended(client, namespace)}
+        facts = await facts_of(client, keys, directory / "notes")
+        deadline = time.monotonic() + 10
+        while any(checks.untold(ledger, facts)) and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        all_told.set()
+        sampling.cancel()
+    codes = await asyncio.to_thread(havoc.stop_workers)
+    broken |= {
+        "lost": list(checks.lost(ledger, facts)) + havoc.toll.never_taken,
+        "untold": list(checks.untold(ledger, facts)),
+        "told wrongly": list(checks.told_wrongly(ledger, facts)),
+        "doubled": list(checks.doubled(facts)),
+        "skipped": list(checks.skipped(facts)),
+        "caps exceeded": [*checks.too_deep(facts), *sampler.exceeded],
+        "workers that did not end well": [f"exit code {code}" for code in codes if code],
+    }
+    await client.aclose()
+    lost_replies = sum(link.replies_lost for link in links)
+    return Verdict(ledger, havoc.toll, facts, broken, sampler.most, lost_replies, time.monotonic() - began)
+
+
+def app_behind(link: FaultyServer, environment: dict[str, str]) -> Any:
+    """The declaration as a host of that link imports it: one app each, as in processes of their own."""
+    for name in ("agents",):
+        sys.modules.pop(name, None)
+    os.environ.update(environment, SUBAGENT_TASKS_BROKER_URL=link.url)
+    import agents  # noqa: PLC0415 - it reads the environment when it is imported
+
+    return agents.app
+
+
+class Sampler:
+    """Counts, in one step each, how many unsettled jobs every session owns."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, ledger: Ledger) -> None:
+        self._client = client
+        self._keys = keys
+        self._ledger = ledger
+        self.most = 0
+        self.exceeded: list[str] = []
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            for session_id in self._ledger.sessions:
+                try:
+                    count = int(
+                        await cast(
+                            "Any", self._client.eval(_UNSETTLED, 2, self._keys.jobs(session_id), self._keys.session(""))
+                        )
+                    )
+                except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+                    continue
+                self.most = max(self.most, count)
+                if count > MAX_ACTIVE_JOBS:
+                    self.exceeded.append(f"{session_id} owned {count} unsettled jobs")
+
+
+_UNSETTLED = """
+local count = 0
+for _, id in ipairs(redis.call('ZRANGE', KEYS[1], -50, -1)) do
+  local state = redis.call('HGET', KEYS[2] .. id, 'state')
+  if state and state ~= 'settled' then count = count + 1 end
+end
+return count
+"""
+
+
+async def ended(client: redis.asyncio.Redis, namespace: str) -> list[str]:
+    """Wait until nothing is unsettled and no key is left that should not be; what still is, if it takes too long."""
+    deadline = time.monotonic() + END_SECONDS
+    while True:
+        try:
+            await assert_settled(client, namespace)
+            await assert_no_leaked_keys(client, namespace)
+        except (AssertionError, redis.exceptions.ConnectionError) as error:
+            if time.monotonic() > deadline:
+                return [str(error)]
+            await asyncio.sleep(0.5)
+        else:
+            return []
+
+
+async def facts_of(client: redis.asyncio.Redis, keys: Keys, notes: Path) -> checks.Facts:
+    """Read everything there is."""
+    reader: Any = client
+    records: dict[str, Any] = {}
+    celery: dict[str, str] = {}
+    transcripts: dict[str, list[TranscriptEvent]] = {}
+    async for key in reader.scan_iter(match=f"{keys.session('')}*", count=1000):
+        fields = await reader.hgetall(key)
+        if not fields.get("state"):
+            continue
+        record = records[fields["id"]] = read_record(fields)
+        if result := await reader.get(celery_result_key(record.id)):
+            celery[record.id] = json.loads(result)["status"]
+        transcripts[record.id] = [
+            TranscriptEvent(seq=number, kind=entry["k"], data=json.loads(entry["d"]))
+            for number, (_, entry) in enumerate(await reader.xrange(keys.transcript(record.id)))
+        ]
+    lines = notes.read_text().splitlines() if notes.exists() else []
+    return checks.Facts(records, celery, transcripts, Counter(lines))
+
+
+def show(verdict: Verdict, *, seconds: float, seed: int) -> None:
+    """The table, and whatever does not hold."""
+    console = Console(width=110, highlight=False)
+    table = Table(title=f"chaos, {seconds:g} s, seed {seed}", title_justify="left", show_header=False)
+    ledger, toll, records = verdict.ledger, verdict.toll, verdict.facts.records
+    outcomes = Counter(record.outcome.status for record in records.values() if record.outcome)
+    table.add_row("delegated by hosts", f"{sum(entry.accepted for entry in ledger.entries)}")
+    table.add_row("refused at the cap", f"{sum(entry.refused is not None for entry in ledger.entries)}")
+    table.add_row("runs, children's own included", f"{len(records)}")
+    for status in ("completed", "killed", "failed"):
+        table.add_row(f"  {status}", f"{outcomes[status]}")
+    table.add_row("tool calls carried out", f"{verdict.facts.notes.total()}")
+    table.add_row("  of unknown effect", f"{unknown_effects(verdict.facts)}")
+    table.add_row("calls repeated by hosts", f"{ledger.repeated}")
+    table.add_row("most unsettled jobs of a session", f"{verdict.most_active} of {MAX_ACTIVE_JOBS}")
+    for name, count in sorted(toll.counts.items()):
+        table.add_row(name, f"{count}")
+    table.add_row("replies lost", f"{verdict.replies_lost}")
+    table.add_row("kill to running again", spread([took for _, took in toll.takeovers]))
+    table.add_row("  while the server was well", spread(toll.takeovers_when_well(lease_seconds=LEASE_SECONDS)))
+    for name, broken in verdict.broken.items():
+        table.add_row(name, f"{len(broken)}")
+    table.add_row("took", f"{verdict.seconds:.0f} s")
+    console.print(table)
+    for name, broken in verdict.broken.items():
+        for line in broken[:20]:
+            console.print(f"{name}: {line}", soft_wrap=True)
+
+
+def unknown_effects(facts: checks.Facts) -> int:
+    return sum(event.data.get("effect") == "unknown" for events in facts.transcripts.values() for event in events)
+
+
+def spread(seconds: Sequence[float]) -> str:
+    if len(seconds) < 2:
+        return f"{len(seconds)} runs"
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return f"{len(seconds)} runs: p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s (lease {LEASE_SECONDS} s)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    logging.basicConfig(filename=directory / "hosts.log", level=logging.INFO)
+    with ExitStack() as stack:
+        verdict = asyncio.run(run(seconds=options.seconds, seed=options.seed, directory=directory, stack=stack))
+    show(verdict, seconds=options.seconds, seed=options.seed)
+    if any(verdict.broken.values()):
+        print(f"logs: {directory}")
+        sys.exit(1)
+    shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()
