@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format bench lock clean
+.PHONY: demo test chaos lint format bench lock clean
 
 demo: $(READY)
 	$(BIN)/subagent-tasks demo $(if $(DIR),--path $(DIR)) $(if $(MODEL),--model $(MODEL))
@@ -19,6 +19,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+
+chaos: $(READY)
+	$(BIN)/python tests/chaos --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

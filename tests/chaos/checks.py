@@ -20,7 +20,7 @@ MAX_DEPTH = 3
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the server holds when all is over: records, Celery states and transcripts by run, and the lines of effects."""
+    """What there is when all is over: records, Celery states and transcripts by run, and how often each effect was."""
 
     records: Mapping[str, RunRecord]
     celery: Mapping[str, str]

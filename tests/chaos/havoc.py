@@ -1,4 +1,4 @@
-"""What goes wrong in a chaos run: workers that die, leave or freeze, links that break, a server that freezes or restarts.
+"""What goes wrong in a chaos run: workers die, leave and freeze, links break, the server freezes and restarts.
 
 One worker at a time, and three again before the next one; links and server at any time.
 """
@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import plan
 import redis
+import redis.exceptions
 
 from broker_config import EmbeddedServer
 from subagent_tasks.protocol import scripts

@@ -7,9 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from plan import Delegation, delegations
 
@@ -19,6 +19,8 @@ from subagent_tasks.errors import BrokerUnavailable
 from subagent_tasks.host import Session
 from subagent_tasks.protocol.ids import run_id_for_call
 from subagent_tasks.protocol.models import ToolResult
+
+T = TypeVar("T")
 
 CALL_SECONDS = 120.0
 """How long a foreground call waits: longer than any plan with all its faults."""
@@ -160,11 +162,11 @@ class Load:
 
 def status_of(result: ToolResult) -> str:
     """What a reading of a job says it is."""
-    value: Any = result.value
-    return str(value["job"]["status"]) if isinstance(value, dict) else f"no job: {result.text}"
+    value = cast("dict[str, Any] | None", result.value)
+    return str(value["job"]["status"]) if value else f"no job: {result.text}"
 
 
-async def patiently(ask: Any) -> Any:
+async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
     """Again until Redis answers."""
     while True:
         with contextlib.suppress(BrokerUnavailable):

@@ -16,7 +16,7 @@ PURPOSES: dict[Purpose, int] = {
 }  # fmt: skip
 
 WorkerFault = Literal["kill", "stop", "short freeze", "long freeze"]
-WORKER_FAULTS: dict[WorkerFault, int] = {"kill": 12, "stop": 3, "short freeze": 2, "long freeze": 3}
+WORKER_FAULTS: dict[WorkerFault, int] = {"kill": 14, "stop": 3, "short freeze": 1, "long freeze": 2}
 
 LinkFault = Literal["cut", "lose", "stall"]
 LINK_FAULTS: dict[LinkFault, int] = {"cut": 3, "lose": 8, "stall": 1}
