@@ -121,11 +121,11 @@ async def run(*, seconds: float, seed: int, directory: Path, stack: ExitStack) -
 
 def app_behind(link: FaultyServer, environment: dict[str, str]) -> Any:
     """The declaration as a host of that link imports it: one app each, as in processes of their own."""
-    sys.modules.pop("agents", None)
+    sys.modules.pop("chaos_agents", None)
     os.environ.update(environment, SUBAGENT_TASKS_BROKER_URL=link.url)
-    import agents  # noqa: PLC0415 - it reads the environment when it is imported
+    import chaos_agents  # noqa: PLC0415 - it reads the environment when it is imported
 
-    return agents.app
+    return chaos_agents.app
 
 
 class Sampler:

@@ -112,7 +112,7 @@ class Havoc:
 
     def _start_worker(self) -> WorkerProcess:
         worker = WorkerProcess(
-            "agents",
+            "chaos_agents",
             directory=HERE,
             env={**self._environment, "PYTHONWARNINGS": "ignore"},
             concurrency=CONCURRENCY,
