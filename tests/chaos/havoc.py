@@ -6,6 +6,7 @@ One worker at a time, and three again before the next one; links and server at a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ import redis
 import redis.exceptions
 
 from broker_config import EmbeddedServer
+from subagent_tasks.errors import OperatorError
 from subagent_tasks.protocol import scripts
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.testing import FaultyServer, WorkerProcess, freeze_server, restart_server
@@ -142,8 +144,15 @@ class Havoc:
                     finally:
                         worker.thaw()
             if not worker.is_running:
-                self._workers.remove(worker)
-                await asyncio.to_thread(self._start_worker().wait_ready, START_SECONDS)
+                await self._replace(worker)
+
+    async def _replace(self, worker: WorkerProcess) -> None:
+        """As a supervisor does: again, if the server was away just when the new one began."""
+        while not worker.is_running:
+            self._workers.remove(worker)
+            worker = self._start_worker()
+            with contextlib.suppress(OperatorError):
+                await asyncio.to_thread(worker.wait_ready, START_SECONDS)
 
     async def _kill(self, worker: WorkerProcess) -> None:
         killed_at = time.monotonic()
