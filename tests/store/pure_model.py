@@ -30,6 +30,9 @@ class Run:
     is_told: bool = False
     """Its owner's model killed it, or has read its ending."""
     status: str = ""
+    settled_by: tuple[str, int] | None = None
+    done: dict[str, int] = field(default_factory=dict[str, int])
+    """Move -> the token it was last made with: made again, it answers the same."""
     lanes: list[str] = field(default_factory=lambda: ["next-turn"])
     awaited: set[str] = field(default_factory=set[str])
     wake_at: int = 0
@@ -51,15 +54,19 @@ class Model:
     runs: dict[str, Run] = field(default_factory=dict[str, Run])
     cascade: set[str] = field(default_factory=set[str])
     notices: list[str] = field(default_factory=list[str])
+    driven: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Worker and run. A claim that takes a run over leaves the old worker's entry to the sweepers."""
+
+    def open_runs(self) -> list[str]:
+        """What can still move on: unsettled runs, and those that could be admitted."""
+        known = [run.id for run in self.runs.values() if run.state != "settled"]
+        return known + [run_id for run_id in OWNER_OF if OWNER_OF[run_id] == PARENT and run_id not in self.runs]
 
     def unsettled(self, owner: str) -> set[str]:
         return {run.id for run in self.runs.values() if run.owner == owner and run.state != "settled"}
 
     def active(self, owner: str) -> set[str]:
         return {run_id for run_id in self.unsettled(owner) if self.runs[run_id].is_job}
-
-    def driven(self, worker: str) -> set[str]:
-        return {run.id for run in self.runs.values() if run.state == "driven" and run.worker == worker}
 
     def queued(self) -> set[str]:
         return {run.id for run in self.runs.values() if run.state == "queued"}
@@ -99,6 +106,7 @@ class Model:
             return "ended_above"
         run.attempt += run.state == "driven"
         run.state, run.worker, run.claim, run.token = "driven", worker, claim, run.token + 1
+        self.driven.add((worker, run_id))
         return "claimed"
 
     def take(self, run_id: str, *, token: int, seq: int, step: str) -> str:
@@ -134,39 +142,57 @@ class Model:
 
     def suspend(self, run_id: str, *, token: int, seq: int, awaited: set[str]) -> str:
         run = self.runs.get(run_id)
+        if run is not None and run.done.get("suspend") == token:
+            return "suspended"
         if run is None or run.state != "driven" or run.token != token or run.seq != seq:
             return "stale"
         if run.is_killed:
             return "stop"
         if not (open_runs := awaited & self.unsettled(run_id)):
             return "go_on"
+        self.driven.discard((run.worker, run_id))
+        run.done |= {"suspend": token}
+        run.done.pop("wake", None)
         run.state, run.worker, run.token, run.seq, run.attempt = "suspended", "", run.token + 1, run.seq + 1, 0
         run.awaited, run.wake_at = open_runs, 0
         return "suspended"
 
     def wake(self, run_id: str) -> str:
         run = self.runs.get(run_id)
+        if run is not None and "wake" in run.done:
+            return "woken"
         if run is None or run.state != "suspended":
             return "moved_on"
+        run.done |= {"wake": 0}
         run.state, run.awaited = "queued", set()
         return "woken"
 
     def release(self, run_id: str, *, token: int) -> str:
         run = self.runs.get(run_id)
+        if run is not None and run.done.get("release") == token:
+            return "released"
         if run is None or run.state != "driven" or run.token != token:
             return "stale"
         if run.is_killed:
             return "stop"
+        run.done |= {"release": token}
+        self.driven.discard((run.worker, run_id))
         run.state, run.worker, run.token = "queued", "", run.token + 1
         return "released"
 
     def reclaim(self, run_id: str, *, token: int, worker: str) -> str:
         run = self.runs.get(run_id)
-        is_theirs = run is not None and run.state == "driven" and (run.worker, run.token) == (worker, token)
-        if run is None or not is_theirs or worker in self.alive:
+        if run is not None and run.done.get("reclaim") == token:
+            return "requeued"
+        if run is None or run.state != "driven" or run.worker != worker:
+            self.driven.discard((worker, run_id))
+            return "not_driven"
+        if run.token != token or worker in self.alive:
             return "not_driven"
         if run.is_killed:
             return "stop"
+        run.done |= {"reclaim": token}
+        self.driven.discard((worker, run_id))
         run.state, run.worker, run.token, run.attempt = "queued", "", run.token + 1, run.attempt + 1
         return "requeued"
 
@@ -175,11 +201,13 @@ class Model:
         if run is None:
             return "unknown"
         if run.state == "settled":
-            return "already"
+            return "settled" if run.settled_by == (on_behalf, token) else "already"
         if run.state != "driven" or (run.token, run.worker) != (token, worker):
             return "stale"
         if on_behalf == "sweeper" and worker in self.alive:
             return "stale"
+        self.driven.discard((worker, run_id))
+        run.settled_by = (on_behalf, token)
         self._finish(run, "completed")
         return "settled"
 
