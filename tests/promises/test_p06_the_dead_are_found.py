@@ -50,6 +50,29 @@ async def test_a_worker_that_is_asked_to_end_hands_its_runs_on_at_once(stage: St
         assert leaver.wait() == 0, leaver.log
 
 
+async def test_a_host_left_alone_queues_what_the_only_worker_drove(make_stage: MakeStage) -> None:
+    """P6, P7: within two leases; the next worker goes on, and the tool that ran is not run again."""
+    stage = make_stage()
+    [worker] = stage.ensure(1)
+    stage.model.on("p6-alone", [call_tool("hold", {"text": "p6-alone"}), reply("went on")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p6-alone")
+        await stage.noted("p6-alone begun")
+        worker.kill()
+        await wait_until(
+            lambda: stage.state(job_id) == "queued",
+            description="the host's sweeper has queued it",
+            timeout_seconds=WITHIN_TWO_LEASES_SECONDS,
+        )
+        stage.ensure(1)
+        [notice] = await notices_of(session, 1)
+        assert (notice.sender_id, notice.kind) == (job_id, "job-completed")
+        assert stage.redis.xlen(stage.keys.notices(session.id)) == 1
+    assert stage.notes("p6-alone") == ["p6-alone begun"]
+    assert UNKNOWN_EFFECT in stage.model.seen[-1].messages[-1].text
+    await stage.assert_clean()
+
+
 async def test_what_was_given_up_goes_on_when_it_is_requeued_by_hand(make_stage: MakeStage) -> None:
     """P6, P7: from the steps it had recorded; the call of unknown effect is not repeated, and both ends are told."""
     stage = make_stage(environment={"SUBAGENT_TASKS_MAX_ATTEMPTS": "1"})

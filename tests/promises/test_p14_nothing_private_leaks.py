@@ -24,8 +24,9 @@ SECRETS = {
     "start error": "cannot start: zebra",
     "model error": "zebra-model-error",
     "kill reason": "zebra-reason",
+    "credential": "zebra-api-key",
 }
-PLACES = ("log", "events", "inspected", "host_log")
+PLACES = ("log", "events", "inspected", "host_log", "status", "doctor")
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,15 @@ class Traces:
     events: str
     inspected: str
     host_log: str
+    status: str
+    doctor: str
     diagnostics: list[str]
 
 
 @pytest.fixture(scope="module")
 def traces(make_stage: MakeStage) -> Traces:
     """Runs that complete, fail in a tool, in the model and at their start, and are killed; everything is watched."""
-    stage = make_stage()
+    stage = make_stage(environment={"OPENAI_API_KEY": SECRETS["credential"]})
     worker = stage.worker(options=("-E",), log_level="DEBUG").wait_ready()
     with _celery_events(stage) as events, _logged() as lines:
         inspected, diagnostics = asyncio.run(_run_everything(stage))
@@ -52,13 +55,15 @@ def traces(make_stage: MakeStage) -> Traces:
             )
         )
     assert any(event["type"] == "task-received" for event in events)
-    return Traces(worker.log, json.dumps(events), inspected, "\n".join(lines), diagnostics)
+    status = stage.run("-m", "subagent_tasks", "status", "--json")
+    doctor = stage.run("-m", "subagent_tasks", "doctor", "agents:app")
+    return Traces(worker.log, json.dumps(events), inspected, "\n".join(lines), status, doctor, diagnostics)
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("what", SECRETS)
 def test_no_secret_is_seen(traces: Traces, place: str, what: str) -> None:
-    """P14: the worker's log, Celery's events, `inspect active`, and what the host logs."""
+    """P14: the worker's log, Celery's events, `inspect active`, what the host logs, `status` and the doctor."""
     text = getattr(traces, place)
     at = text.find(SECRETS[what])
     assert at < 0, text[max(0, at - 300) : at + 100]
