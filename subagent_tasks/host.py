@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from broker_config import BrokerSettings
 from subagent_tasks.calling import carry_out
@@ -201,9 +201,16 @@ class Session:
         """Carry out the calls of one message of the model: at most `max_parallel` at once, results in its order.
 
         `signal` set lets no further call start: those under way come to their end, the rest were never dispatched
-        (behaviour §7). Raises `CallerError` as `call` does, and for a `max_parallel` that is no positive whole number.
+        (behaviour §7). Raises `CallerError` as `call` does, for what is no `ToolCall`, and for a `max_parallel` that is
+        no positive whole number.
         """
         checked_max_parallel(max_parallel)
+        for position, call in enumerate(calls):
+            if not isinstance(call, ToolCall):  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped callers
+                kind = type(cast("object", call)).__name__
+                raise CallerError(
+                    f"calls[{position}] is a {kind}: make each one a ToolCall(name=…, arguments=…, call_id=…)"
+                )
         tools = self._tools
 
         def is_exclusive(position: int) -> bool:

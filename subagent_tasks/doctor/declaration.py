@@ -68,7 +68,7 @@ def check_timeouts(settings: BrokerSettings) -> Finding:
         "ok",
         f"in order: model request {settings.model_request_timeout_seconds:g} s <= run limit "
         f"{settings.run_limit_seconds:g} s < visibility {settings.visibility_timeout_seconds:g} s <= retention "
-        f"{settings.retention_seconds:g} s; a dead worker is found after {settings.lease_seconds:g} s",
+        f"{settings.retention_seconds:g} s; a dead worker is found within {2 * settings.lease_seconds:g} s",
     )
 
 

@@ -27,7 +27,7 @@ def checked_id(value: object, *, name: str) -> str:
     if not value or len(value) > MAX_ID_LENGTH or not value.isprintable():
         shown = ascii(value[:40])
         raise CallerError(
-            f"{name} must be 1 to {MAX_ID_LENGTH} printable characters, got {len(value)}: {shown}; "
-            "choose a shorter, plain id"
+            f"{name} must be 1 to {MAX_ID_LENGTH} printable characters, got {len(value)} characters: {shown}; "
+            "choose a plain id of letters and digits"
         )
     return value

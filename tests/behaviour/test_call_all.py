@@ -183,3 +183,12 @@ async def test_a_waiting_call_is_classified_again_behind_the_barrier(
         *("+barrier", "-barrier", "+tightened", "-tightened"),
         *("+loosened", "+last", "-loosened", "-last"),
     ]
+
+
+@pytest.mark.parametrize("call", [{"name": "subagent"}, ("subagent", {})])
+async def test_what_is_no_tool_call_is_refused_by_its_place(bench: Bench, call: Any) -> None:
+    """P13: before any of the calls begins."""
+    session, child = await bench.session(), bench.provider.child()
+    with pytest.raises(CallerError, match=r"calls\[1\] is a .*: make each one a ToolCall"):
+        await session.call_all([call_of(child, "a"), call])
+    assert child.starts == 0
