@@ -40,7 +40,7 @@ class Entry:
     result: ToolResult | None = None
     """Of a foreground call."""
     reads: set[str] = field(default_factory=set[str])
-    """The terminal states that `job_output` said."""
+    """The terminal states that `job_output` or `job_kill` said."""
     killed_by_model: bool = False
 
 
@@ -127,6 +127,9 @@ class Load:
                 await asyncio.sleep(delegation.kill_after_seconds)
                 killed = await self._call(session, "job_kill", {"job_id": entry.run_id})
                 entry.killed_by_model = not killed.is_error
+                if status_of(killed) in TERMINAL:
+                    # It had already finished: the answer says how, so no notice needs to.
+                    entry.reads.add(status_of(killed))
                 return
             case "kill by host":
                 await asyncio.sleep(delegation.kill_after_seconds)
