@@ -255,10 +255,10 @@ async def job(session: Session, job_id: str, *, wait_ms: int | None = None) -> d
     return cast("dict[str, Any]", result.value)
 
 
-async def notices_of(session: Session, count: int) -> list[Notice]:
+async def notices_of(session: Session, count: int, *, timeout_seconds: float = 5) -> list[Notice]:
     """The first `count` notices of the session that were not acknowledged."""
     found: list[Notice] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(timeout_seconds):
         async for notice in session.notices():
             found.append(notice)
             if len(found) == count:
