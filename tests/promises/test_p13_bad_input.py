@@ -86,7 +86,9 @@ def assert_refused(result: ToolResult) -> None:
 
 
 @fuzzed
-@given(st.sampled_from(["provider", "tool_name", "max_depth", "recovery", "tool_filter", "run_limit_seconds"]), ANYTHING)
+@given(
+    st.sampled_from(["provider", "tool_name", "max_depth", "recovery", "tool_filter", "run_limit_seconds"]), ANYTHING
+)
 def test_a_declaration_works_or_is_refused_by_its_key(key: str, value: Any) -> None:
     """P13: at the line that declares, not at the first call."""
     app = SubagentApp(BrokerSettings())

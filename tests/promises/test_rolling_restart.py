@@ -19,9 +19,7 @@ async def test_every_worker_is_replaced_and_no_job_is_lost_or_repeated(make_stag
 
     With one attempt for each, a single one that counted as lost would fail.
     """
-    stage = make_stage(
-        environment={"SUBAGENT_TASKS_MAX_ACTIVE_JOBS": str(JOBS), "SUBAGENT_TASKS_MAX_ATTEMPTS": "1"}
-    )
+    stage = make_stage(environment={"SUBAGENT_TASKS_MAX_ACTIVE_JOBS": str(JOBS), "SUBAGENT_TASKS_MAX_ATTEMPTS": "1"})
     stage.ensure(WORKERS)
     gate, names = threading.Event(), [f"roll-{number:02}" for number in range(JOBS)]
     for name in names:
@@ -29,7 +27,9 @@ async def test_every_worker_is_replaced_and_no_job_is_lost_or_repeated(make_stag
         stage.model.on(name, [first, wait_for(gate), second, reply(f"{name} done")])
     async with stage.session() as session:
         jobs = [await start_job(session, name) for name in names]
-        await wait_until(lambda: len(stage.notes("first")) == WORKERS * CONCURRENCY, description="all slots are at work")
+        await wait_until(
+            lambda: len(stage.notes("first")) == WORKERS * CONCURRENCY, description="all slots are at work"
+        )
         for number, leaver in enumerate(list(stage.workers)):
             leaver.terminate()
             stage.worker()
