@@ -160,6 +160,15 @@ async def test_a_message_sent_again_waits_anew(store: Store) -> None:
     assert (await sweep(store)).republished == 0
 
 
+async def test_queued_work_whose_record_was_removed_is_looked_for_once(store: Store) -> None:
+    """P10: without a record nothing is left to be found, and every sweep would look again."""
+    await store.queued()
+    await store.client.delete(QUEUE, store.keys.session("run-1"))
+    await date_queueing(store, 1_000)
+    assert (await sweep(store)).republished == 0
+    assert await store.client.exists(store.keys.queued(QUEUE)) == 0
+
+
 async def test_what_was_claimed_meanwhile_is_not_sent_again(store: Store) -> None:
     """protocol §4: each item is its own move."""
     await store.driven()
