@@ -45,7 +45,7 @@ async def test_a_run_whose_prompt_was_removed_fails_and_says_so(fake_server_url:
 async def test_a_driver_whose_run_was_removed_lets_go_and_says_so_once(
     bundled_server_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Field fault 20, P8: its owner is told that there is no such job, and who waits for it waits no longer than said."""
+    """Field fault 20, P8: its owner is told that there is no such job, and who waits for it does so as long as said."""
     gate = asyncio.Event()
     model = saying(wait_for(gate), reply("too late"))
     settings = {"lease_seconds": LEASE_SECONDS}

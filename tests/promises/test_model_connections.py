@@ -1,4 +1,4 @@
-"""A worker's connections to the API of its children's model: kept over all its children, and never waited on for ever."""
+"""A worker's connections to the API of its children's model: kept over all of them, and never waited on for ever."""
 
 from __future__ import annotations
 

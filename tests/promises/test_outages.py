@@ -1,4 +1,4 @@
-"""Outages of the server while a child is at work (protocol §4): an outage is not a death, and a long one costs a turn."""
+"""Outages of the server while a child is at work (protocol §4): an outage is not a death; a long one costs a call."""
 
 from __future__ import annotations
 

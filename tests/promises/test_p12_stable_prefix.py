@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from stage import Stage, delegate, start_job
@@ -59,7 +60,7 @@ async def test_a_conversation_only_grows_wherever_it_goes_on(stage: Stage) -> No
         await wait_until(lambda: stage.state(job_id) == "settled", description="another worker finished it")
     bodies = asked(stage, "p12-grow")
     assert len(bodies) == 4
-    for before, after in zip(bodies, bodies[1:], strict=False):
+    for before, after in pairwise(bodies):
         told = before["messages"]
         assert json.dumps(after["messages"][: len(told)]) == json.dumps(told)
         assert json.dumps(after["tools"]) == json.dumps(before["tools"])

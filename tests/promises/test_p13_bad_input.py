@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic.alias_generators import to_camel
 from stage import MakeStage, Stage, arguments, start_job
 
 from broker_config import BrokerSettings, SettingsError, load_settings
@@ -92,22 +93,25 @@ def assert_refused(result: ToolResult) -> None:
 def test_a_declaration_works_or_is_refused_by_its_key(key: str, value: Any) -> None:
     """P13: at the line that declares, not at the first call."""
     app = SubagentApp(BrokerSettings())
+    refusal = ""
     try:
         app.add_delegation_tool(**{"provider": "spawn", key: value})
     except ConfigurationError as error:
-        camel = "".join(word.capitalize() if place else word for place, word in enumerate(key.split("_")))
-        assert key in str(error) or camel in str(error)
+        refusal = str(error)
+    assert not refusal or key in refusal or to_camel(key) in refusal
 
 
 @fuzzed
 @given(st.sampled_from(sorted(BrokerSettings.model_fields)), ANYTHING)
 def test_a_setting_works_or_is_refused_by_its_variable(name: str, value: Any) -> None:
     """P13: with the variable an operator sets, and no traceback of the library that checks."""
+    refusal = ""
     try:
         load_settings(**{name: value})
     except SettingsError as error:
-        assert f"SUBAGENT_TASKS_{name.upper()}" in str(error)
-        assert "pydantic" not in str(error)
+        refusal = str(error)
+    assert not refusal or f"SUBAGENT_TASKS_{name.upper()}" in refusal
+    assert "pydantic" not in refusal
 
 
 def test_a_worker_does_not_start_with_timeouts_in_the_wrong_order(make_stage: MakeStage) -> None:
