@@ -90,7 +90,13 @@ class Stage:
         self.client = connect(self.settings)
         moves = Moves(self.client, self.settings)
         lease_ms, retention_ms = int(self.settings.lease_seconds * 1000), int(self.settings.retention_seconds * 1000)
-        self.runs = RunStore(moves, self.keys, retention_ms=retention_ms, slack_ms=lease_ms, max_notices=100)
+        self.runs = RunStore(
+            moves,
+            self.keys,
+            retention_ms=retention_ms,
+            slack_ms=lease_ms,
+            max_notices=self.settings.max_pending_notices,
+        )
         self.sessions = SessionStore(moves, self.keys, retention_ms=retention_ms)
         self.processes = ProcessStore(moves, self.keys, lease_ms=lease_ms)
         self.publisher, self.ids = ScriptPublisher(), fresh_ids()
