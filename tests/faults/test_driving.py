@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import Any, cast
 
 import pytest
+from celery import Celery
+from celery.result import AsyncResult
 from driving_kit import MadeProvider, MadeRun, Stage, done, driving
 
 from subagent_tasks.errors import BrokerUnavailable
@@ -289,6 +292,73 @@ async def test_an_ending_that_was_refused_is_no_event(fake_server_url: str) -> N
         assert stage.told.ended_runs == []
 
 
+class Held(Exception):
+    """Holds a lock: no pickle and no JSON can take it."""
+
+    def __init__(self) -> None:
+        super().__init__("the lock is held")
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("where", ["start", "result"])
+async def test_an_error_that_cannot_be_stored_is_told_in_words(fake_server_url: str, where: str) -> None:
+    """Field fault 23: kind, text and members; plain Celery raises it, and the worker goes on with the next one."""
+
+    async def fails() -> Any:
+        raise ExceptionGroup("two things", [Held(), ValueError("another")])
+
+    async def make(drive: Drive) -> Any:
+        return await fails() if where == "start" else MadeRun(fails)
+
+    said = "ExceptionGroup: two things [Held: the lock is held; ValueError: another]"
+    async with driving(fake_server_url, MadeProvider(make)) as stage:
+        for run_id in (RUN, "run-2"):
+            await stage.accept(run_id)
+            await activate(stage, run_id)
+            assert (await stage.outcome(run_id)).error == said
+        with Celery(broker=fake_server_url, backend=fake_server_url, set_as_current=False) as celery:
+            result = cast("Any", AsyncResult)(RUN, app=celery)
+            assert (result.state, said in str(result.result)) == ("FAILURE", True)
+
+
+async def test_a_claim_under_way_is_not_taken_for_a_leftover(
+    fake_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protocol §4: a drive is registered before its claim is sent; two beats may come before the claim's answer."""
+    claim = RunStore.claim
+
+    async def slow(self: RunStore, *args: Any, **named: Any) -> Any:
+        claimed = await claim(self, *args, **named)
+        for _ in range(3):
+            await stage.beat()
+        return claimed
+
+    async with driving(fake_server_url, gives(MadeRun(lambda: _later(done())))) as stage:
+        monkeypatch.setattr(RunStore, "claim", slow)
+        await stage.accept(RUN)
+        await activate(stage)
+        record = await stage.record(RUN)
+    assert (record.token, record.outcome and record.outcome.status) == (1, "completed")
+
+
+async def test_an_outage_of_two_leases_ends_every_drive_here(fake_server_url: str) -> None:
+    """Protocol §4: others may drive its runs by now. Its child is disposed, and the run left to whoever finds it."""
+    never = asyncio.Event()
+
+    async def result() -> Any:
+        await never.wait()
+
+    made = MadeRun(result)
+    made.cancel = _cancelling(never)
+    async with driving(fake_server_url, gives(made)) as stage:
+        await stage.accept(RUN)
+        driving_it = asyncio.ensure_future(activate(stage))
+        await wait_until(lambda: stage.told.started_runs, description="it is driven")
+        stage.executor.on_outage()
+        await driving_it
+        assert ((await stage.record(RUN)).state, stage.told.ended_runs, made.disposed) == (State.DRIVEN, [], 1)
+
+
 async def test_the_output_limit_counts_every_block(fake_server_url: str) -> None:
     """Protocol §6: reasoning, tool calls and structured output are stored and published like text."""
     result = ChildResult(
@@ -318,6 +388,13 @@ async def test_one_unreadable_record_keeps_nobody_else_from_being_recovered(fake
         await cast("Any", stage.client.zadd(stage.keys.processes, {stage.process_id: 1}))
         swept = await stage.sweeper().sweep_once()
         assert (swept.ran, swept.requeued) == (True, 2)
+
+
+def _cancelling(event: asyncio.Event) -> Any:
+    async def cancel(reason: str) -> None:
+        event.set()
+
+    return cancel
 
 
 async def _later(result: ChildResult) -> ChildResult:
