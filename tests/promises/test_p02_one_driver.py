@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from stage import Stage, job, start_job
+import redis
+from stage import MakeStage, Stage, job, start_job
 
+from broker_config import EmbeddedServer
 from subagent_tasks.queue.message import activation_message
 from subagent_tasks.queue.publisher import ACTIVATE
 from subagent_tasks.testing import call_tool, reply, wait_for, wait_until
@@ -80,6 +82,25 @@ async def test_a_second_delivery_after_the_end_asks_no_model(stage: Stage) -> No
         other = await start_job(session, "p2-d")
         await wait_until(lambda: stage.state(other) == "settled", description="the next one ended")
         assert len(stage.asked("p2-d")) == 2
+
+
+async def test_a_message_is_acknowledged_before_its_run_begins(
+    make_stage: MakeStage, shared_server: EmbeddedServer, own_server: EmbeddedServer
+) -> None:
+    """Field fault 1: however long a run takes, Celery has nothing left that its visibility timeout could deliver again.
+
+    Where broker and state are one server it keeps no such list at all.
+    """
+    stage = make_stage(url=own_server.url, environment={"SUBAGENT_TASKS_REDIS_URL": shared_server.url})
+    stage.ensure(1)
+    stage.model.on("p2-f", [call_tool("hold", {"text": "p2-f"}), reply("once")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p2-f")
+        await stage.noted("p2-f begun")
+        with redis.Redis.from_url(own_server.url) as broker:
+            assert (broker.hlen("unacked"), broker.llen(stage.queue())) == (0, 0)
+        stage.open_gate("p2-f")
+        assert (await job(session, job_id, wait_ms=5000))["text"] == "once"
 
 
 async def test_a_second_worker_gets_work_at_once(stage: Stage) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stage import MakeStage, Stage, start_job
+from stage import MakeStage, Stage, job, start_job
 
 from broker_config import EmbeddedServer
 from subagent_tasks.agents.transcript import UNKNOWN_EFFECT
@@ -26,6 +26,19 @@ async def test_what_is_done_stays_done_and_what_runs_is_not_repeated(stage: Stag
     assert stage.notes("p7-a") == ["p7-a done", "p7-a begun"] or stage.notes("p7-a") == ["p7-a begun", "p7-a done"]
     done, unknown = stage.model.seen[-1].messages[-2:]
     assert (done.text, UNKNOWN_EFFECT in unknown.text) == ("noted p7-a done", True)
+
+
+async def test_a_run_that_may_not_resume_fails_though_another_worker_lives(stage: Stage) -> None:
+    """P7, `recovery="fail"`: its caller is told that its worker was lost; nobody starts it again, from wherever."""
+    stage.ensure(2)
+    stage.model.on("p7-e", [call_tool("note", {"text": "p7-e"}), call_tool("hold", {"text": "p7-e held"}), reply("no")])
+    async with stage.session() as session:
+        job_id = await start_job(session, "p7-e", tool="subagent_once")
+        stage.by_pid(await stage.noted("p7-e held begun")).kill()
+        read = await job(session, job_id, wait_ms=5000)
+    assert (read["job"]["status"], read["job"]["detail"]) == ("failed", "worker lost")
+    assert stage.notes("p7-e") == ["p7-e", "p7-e held begun"]
+    assert len(stage.asked("p7-e")) == 2
 
 
 async def test_a_plain_function_that_ends_within_its_worker_s_grace_keeps_its_result(stage: Stage) -> None:
