@@ -153,12 +153,12 @@ class Delegation:
             withdrawal.cancel()
         await asyncio.gather(*self._withdrawals, return_exceptions=True)
 
-    async def collect(self, run_id: str, *, owner: str) -> RunRecord | Literal["unauthorized", "unknown"]:
+    async def collect(self, run_id: str, *, owner: str) -> RunRecord | Literal["unauthorized", "unknown", "expired"]:
         """Read a job for its owner; reading a settled one is its report, so no notice follows."""
         # Read first: what this process cannot read must be neither marked as reported nor its notice withdrawn.
         record = await self._runs.get(run_id)
         if record is None:
-            return "unknown"
+            return "expired" if await self._runs.is_listed(run_id, owner=owner) else "unknown"
         return await self._runs.collect(run_id, owner=owner, is_child=record.is_owned_by_child)
 
     async def jobs(self, owner: str) -> list[JobSnapshot]:

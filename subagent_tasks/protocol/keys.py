@@ -20,7 +20,7 @@ All share the hash tag `{<namespace>}`. The two exceptions belong to Celery: the
     queued      zset    while anything waits in the queue: run -> queued since (ms)
     overtaken   hash    while the queue is used: the high-water marks of what was claimed
     flagged     set     while a driven run has an unanswered kill
-    expiring    zset    settled job -> when its record expires (ms), so that its owner's index forgets it too
+    expiring    zset    settled job -> when its owner's index forgets it (ms), one retention after its record
     clock       hash    the last beat of anybody, and until when sweepers must wait
     sweeper     string  the guard: one sweeper at a time
 """

@@ -400,6 +400,10 @@ class RunStore:
             return read_record(pairs(answer[1]))
         return cast('Literal["unauthorized", "unknown"]', answer[0])
 
+    async def is_listed(self, run_id: str, *, owner: str) -> bool:
+        """Whether the owner's index names the job; for one retention it does so beyond the record."""
+        return await self._moves.read(self._moves.client.zscore(self._keys.jobs(owner), run_id)) is not None
+
     async def forget(self, run_id: str, *, owner: str, expiry: str) -> None:
         """Drop an expired job from its owner's index; one that was admitted again stays."""
         await self._moves.run(

@@ -114,7 +114,13 @@ async def kill_job(
 async def _collect(services: ToolServices, context: CallContext, job_id: str) -> RunRecord:
     record = await services.delegation.collect(job_id, owner=context.session_id)
     if isinstance(record, str):
-        raise unknown_job(job_id) if record == "unknown" else foreign_job(job_id)
+        match record:
+            case "unauthorized":
+                raise foreign_job(job_id)
+            case "expired":
+                raise unknown_job(job_id, really="expired")
+            case "unknown":
+                raise unknown_job(job_id)
     _check_is_job(job_id, record, owner=context.session_id)
     return record
 

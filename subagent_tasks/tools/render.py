@@ -84,13 +84,15 @@ def job_kill_result(job: JobSnapshot, *, already_finished: bool) -> ToolResult:
     return ToolResult(text=text, value={"outcome": outcome, "job": _public(job)})
 
 
-def unknown_job(job_id: str, *, really: Literal["subagent", "foreground"] | None = None) -> UnknownJob:
+def unknown_job(job_id: str, *, really: Literal["subagent", "foreground", "expired"] | None = None) -> UnknownJob:
     """No such job; `really` says what the id names instead, so that the hint can send the model to the right tool."""
     match really:
         case None:
             hint = ""
         case "subagent":
             hint = ": this is the id of a subagent, not of a job; use send_message or list_agents with it"
+        case "expired":
+            hint = ": this job has ended, and its record has expired; it cannot be read any more"
         case "foreground":
             hint = ": this is the id of a foreground run; its result was the result of the call that started it"
     return UnknownJob(f"unknown job {job_id}{hint}")

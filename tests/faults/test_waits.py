@@ -18,6 +18,8 @@ from subagent_tasks.testing import (
     FaultyServer,
     Kit,
     ScriptedModel,
+    WorkerThread,
+    end_outage,
     fake_app,
     reply,
     restart_server,
@@ -56,6 +58,35 @@ async def test_a_wait_that_runs_out_leaves_job_and_notice_alone(server: str) -> 
         gate.set()
         notice = await asyncio.wait_for(anext(aiter(kit.session.notices())), 5)
         assert (notice.sender_id, "[status: completed]" in notice.text) == (job_id, True)
+
+
+async def test_a_queued_an_expired_and_an_unknown_job_are_told_apart(server: str) -> None:
+    """Field fault 24: three answers, for as long again as records are kept."""
+    model = ScriptedModel()
+    model.on("hello", reply("hi there"))
+    async with fake_app(model, url=server, worker=False) as kit:
+        gone = await start_job(kit)
+        with WorkerThread(kit.app.celery):
+            await asyncio.wait_for(anext(aiter(kit.session.notices())), 5)
+        keys, redis_client = kit.host.process.keys, cast("Any", kit.redis)
+        # As if its retention were over, and no more than that.
+        await redis_client.delete(keys.session(gone), keys.transcript(gone))
+        [(entry, forgotten_at_ms)] = await redis_client.zrange(keys.expiring, 0, -1, withscores=True)
+        await redis_client.zadd(keys.expiring, {entry: forgotten_at_ms - 1000 * kit.app.settings.retention_seconds})
+        await end_outage(kit.redis, keys)
+        assert (await kit.host.process.sweeper.sweep_once()).ran
+        queued = await start_job(kit)
+        answers = [await kit.session.call("job_output", {"job_id": job_id}) for job_id in (queued, gone, "never")]
+        assert [(answer.text, answer.code) for answer in answers] == [
+            ("(no new output)\n[status: queued]", None),
+            (
+                f"Error: unknown job {gone}: this job has ended, and its record has expired; "
+                "it cannot be read any more",
+                "UNKNOWN_JOB",
+            ),
+            ("Error: unknown job never", "UNKNOWN_JOB"),
+        ]
+        await kit.session.kill(queued)
 
 
 async def test_a_wait_over_a_restart_of_the_server_ends_at_its_time(own_server: EmbeddedServer) -> None:

@@ -94,8 +94,9 @@ local function finish(run)
 
   for _, key in ipairs({ K.record, K.transcript, K.own_jobs }) do redis.call('PEXPIRE', key, retention) end
   if run.mode == 'background' then
-    redis.call('ZADD', K.expiring, now + retention, A.expiry)
-    redis.call('PEXPIRE', K.expiring, 2 * retention)
+    -- Its owner's index knows it for as long again, so that an expired job is not taken for one that never was.
+    redis.call('ZADD', K.expiring, now + 2 * retention, A.expiry)
+    redis.call('PEXPIRE', K.expiring, 3 * retention)
   end
   -- A child's keys have lifetimes once it has settled itself; a parent session's while nothing of it is unsettled.
   if owner.kind == 'parent' and redis.call('EXISTS', K.unsettled) == 0 then
