@@ -284,6 +284,7 @@ class Session:
             after: str | None = None
             while self._is_open:
                 bell.clear()
+                readings_ended = process.waiting.readings_ended
                 try:
                     after = after or await process.sessions.cursor(self.id, self._reader)
                     # One at a time: the next one may be withdrawn while this one is dealt with.
@@ -291,10 +292,13 @@ class Session:
                 except BrokerUnavailable:
                     await asyncio.sleep(process.settings.lease_seconds / 3)
                     continue
-                for notice in unread:
+                is_held = any(process.waiting.is_being_read(each.sender_id, session_id=self.id) for each in unread)
+                if unread and not is_held and readings_ended != process.waiting.readings_ended:
+                    continue
+                for notice in () if is_held else unread:
                     after = notice.id
                     yield notice
-                if not unread and self._is_open:
+                if (is_held or not unread) and self._is_open:
                     await bell.wait()
         finally:
             process.waiting.remove_bell(self.id, bell)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 from subagent_tasks.errors import BrokerUnavailable, CallerError
@@ -40,6 +41,9 @@ class Waiting:
         # run id -> how many wait for it: whoever gives up first leaves the future to the others
         self._waiters: Counter[str] = Counter()
         self._bells: dict[str, set[asyncio.Event]] = {}
+        # owner and run id -> how many read the run for its owner now
+        self._readings: Counter[tuple[str, str]] = Counter()
+        self._readings_ended = 0
         # session id -> how many open it here: each reader of its notices is one
         self._attached: Counter[str] = Counter()
         self._nobody_waits = asyncio.Event()
@@ -127,6 +131,32 @@ class Waiting:
 
     def remove_bell(self, session_id: str, bell: asyncio.Event) -> None:
         self._bells.get(session_id, set()).discard(bell)
+
+    @contextlib.contextmanager
+    def reading(self, run_id: str, *, session_id: str) -> Generator[None]:
+        """Meanwhile the job's notice is held back here: who is told its end by the reading is not told again.
+
+        Withdrawing it in the reading's script is not enough: a reader may have fetched it just before.
+        """
+        key = (session_id, run_id)
+        self._readings[key] += 1
+        try:
+            yield
+        finally:
+            self._readings[key] -= 1
+            if not self._readings[key]:
+                del self._readings[key]
+            self._readings_ended += 1
+            self._ring(session_id)
+
+    @property
+    def readings_ended(self) -> int:
+        """Whoever fetched a notice while this changed fetches it again: it may have been withdrawn."""
+        return self._readings_ended
+
+    def is_being_read(self, run_id: str, *, session_id: str) -> bool:
+        """Whether its notice is to be held back; its owner's bells ring when that is over."""
+        return (session_id, run_id) in self._readings
 
     async def run(self) -> None:
         """Read what may have been missed: when asked, and every so often."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from subagent_tasks.errors import SubagentError
 from subagent_tasks.protocol.models import ToolDefinition, ToolResult
 from subagent_tasks.protocol.records import RunRecord
-from subagent_tasks.tools.arguments import parse_job_kill, parse_job_list, parse_job_output, wait_ms
+from subagent_tasks.tools.arguments import JobOutputArguments, parse_job_kill, parse_job_list, parse_job_output, wait_ms
 from subagent_tasks.tools.calls import CallContext, Tool, ToolServices, within
 from subagent_tasks.tools.config import JobToolsConfig
 from subagent_tasks.tools.definitions import JOBS_SECTION, job_tools
@@ -42,6 +42,10 @@ class JobOutput:
 
     async def call(self, services: ToolServices, context: CallContext, arguments: dict[str, Any] | str) -> ToolResult:
         parsed = parse_job_output(arguments)
+        with services.waiting.reading(parsed.job_id, session_id=context.session_id):
+            return await self._read(services, context, parsed)
+
+    async def _read(self, services: ToolServices, context: CallContext, parsed: JobOutputArguments) -> ToolResult:
         timeout_seconds = wait_ms(parsed, self._config) / 1000
         if context.timeout_seconds is not None:
             timeout_seconds = min(timeout_seconds, context.timeout_seconds)
@@ -102,9 +106,10 @@ async def kill_job(
     """Kill a job of the session. Raises `UnknownJob` or `Unauthorized`."""
     before = await services.delegation.record(job_id)
     _check_is_job(job_id, before, owner=context.session_id)
-    word = await services.delegation.kill(
-        job_id, authority=context.session_id, reason=reason, by_owner_model=by_owner_model
-    )
+    with services.waiting.reading(job_id, session_id=context.session_id):
+        word = await services.delegation.kill(
+            job_id, authority=context.session_id, reason=reason, by_owner_model=by_owner_model
+        )
     after = await services.delegation.record(job_id)
     if after is None:
         raise unknown_job(job_id)

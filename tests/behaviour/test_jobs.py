@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from subagent_tasks import CallerError, ConfigurationError, Session, SubagentApp, Unauthorized, UnknownJob
+from subagent_tasks.delegation import Delegation
 from subagent_tasks.errors import UnsupportedVersion
 from subagent_tasks.protocol.keys import Keys
 from tests.behaviour.bench import Bench, first_notices, job_id_of, job_of, pending_notices, status_of, until
@@ -253,6 +254,38 @@ async def pending_after_acknowledged(session: Session) -> list[str]:
                 found.append((await anext(notices)).sender_id)
     except TimeoutError:
         return found
+
+
+async def test_who_waits_for_the_end_is_not_told_it_by_a_notice_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """behaviour §3.7, P4: though the notice is there before the waiting call has read the end."""
+    session, child, later = await bench.session(), bench.provider.child(holds_result=True), bench.provider.child()
+    read, may_read, reads = Delegation.collect, asyncio.Event(), 0
+
+    async def slowly(self: Delegation, run_id: str, *, owner: str) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            await may_read.wait()
+        return await read(self, run_id, owner=owner)
+
+    monkeypatch.setattr(Delegation, "collect", slowly)
+    job_id = await bench.running_job(session, child)
+    waiting = asyncio.create_task(session.call("job_output", {"job_id": job_id, "wait": True}))
+    await until(lambda: reads == 1, "the call waits")
+    heard = asyncio.create_task(first_notices(session, 1))
+    child.go_on.set()
+    await until(lambda: reads == 2, "the call is about to read the end")
+    next_id = await bench.job(session, later.in_background())
+    await until(lambda: _has_notices(bench, session, 2), "both are announced")
+    may_read.set()
+    assert status_of(await waiting) == "completed"
+    assert [notice.sender_id for notice in await heard] == [next_id]
+
+
+async def _has_notices(bench: Bench, session: Session, count: int) -> bool:
+    return await pending_notices(bench, session) == count
 
 
 async def test_an_abort_after_the_end_delivers_the_snapshot(bench: Bench) -> None:
