@@ -161,6 +161,11 @@ class FaultyServer:
         except OSError:
             writer.close()
             return
+        if self._is_refusing:
+            # Since it was accepted: `refuse` does not know it yet.
+            writer.close()
+            upstream_writer.close()
+            return
         connection = _Connection()
         connection.tasks = (
             asyncio.ensure_future(self._pass_commands(connection, reader, upstream_writer)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -158,6 +159,23 @@ def test_a_server_that_refuses_closes_old_connections_and_new_ones(client: Clien
             client.ping()
     faulty.heal()
     assert client.ping()
+
+
+def test_a_connection_accepted_just_before_is_refused_too(server: str) -> None:
+    """There is a moment between accepting a client and reaching the server."""
+
+    class RefusingMeanwhile(FaultyServer):
+        async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reached = await super()._connect()
+            self._is_refusing = True
+            return reached
+
+    with (
+        RefusingMeanwhile(server) as faulty,
+        connect(faulty.url) as client,
+        pytest.raises(redis.exceptions.ConnectionError),
+    ):
+        client.ping()
 
 
 def test_what_is_stalled_arrives_once_it_flows_again(server: str, direct: Client, faulty: FaultyServer) -> None:
