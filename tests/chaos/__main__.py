@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +26,17 @@ from typing import Any, cast
 import checks
 import redis.asyncio
 import redis.exceptions
+from celery.result import AsyncResult
 from havoc import Havoc, Toll
 from load import Ledger, Load
 from rich.console import Console
 from rich.table import Table
 
 from broker_config import EmbeddedServer
-from subagent_tasks.protocol.keys import Keys, celery_result_key
+from subagent_tasks.protocol.keys import Keys
+from subagent_tasks.protocol.leases import CALLER_LOST, WORKER_LOST
 from subagent_tasks.protocol.models import TranscriptEvent
-from subagent_tasks.protocol.records import read_record
+from subagent_tasks.protocol.records import RunRecord, read_record
 from subagent_tasks.testing import FaultyServer, assert_no_leaked_keys, assert_settled, wait_until
 
 LEASE_SECONDS = 1.5
@@ -98,8 +100,10 @@ async def run(*, seconds: float, seed: int, directory: Path, stack: ExitStack) -
         await havoc.rage(seconds)
         for load in loads:
             load.stop()
+        for load in loads:
+            await load.done.wait()
         broken = {"left over": await ended(client, namespace)}
-        facts = await facts_of(client, keys, directory / "notes")
+        facts = await facts_of(client, keys, directory / "notes", sessions=ledger.sessions)
         with contextlib.suppress(AssertionError):
             await wait_until(lambda: not any(checks.untold(ledger, facts)), description="all told", timeout_seconds=10)
         all_told.set()
@@ -108,7 +112,11 @@ async def run(*, seconds: float, seed: int, directory: Path, stack: ExitStack) -
     broken |= {
         "lost": list(checks.lost(ledger, facts)) + havoc.toll.never_taken,
         "untold": list(checks.untold(ledger, facts)),
-        "told wrongly": list(checks.told_wrongly(ledger, facts)),
+        "told wrongly or twice": [
+            *checks.told_wrongly(ledger, facts),
+            *checks.told_wrongly_to_children(facts),
+        ],
+        "ended without a reason": list(checks.ended_without_a_reason(ledger, facts)),
         "doubled": list(checks.doubled(facts)),
         "skipped": list(checks.skipped(facts)),
         "caps exceeded": [*checks.too_deep(facts), *sampler.exceeded],
@@ -180,25 +188,34 @@ async def ended(client: redis.asyncio.Redis, namespace: str) -> list[str]:
             return []
 
 
-async def facts_of(client: redis.asyncio.Redis, keys: Keys, notes: Path) -> checks.Facts:
+async def facts_of(client: redis.asyncio.Redis, keys: Keys, notes: Path, *, sessions: Sequence[str]) -> checks.Facts:
     """Read everything there is."""
     reader: Any = client
     records: dict[str, Any] = {}
-    celery: dict[str, str] = {}
     transcripts: dict[str, list[TranscriptEvent]] = {}
     async for key in reader.scan_iter(match=f"{keys.session('')}*", count=1000):
         fields = await reader.hgetall(key)
         if not fields.get("state"):
             continue
         record = records[fields["id"]] = read_record(fields)
-        if result := await reader.get(celery_result_key(record.id)):
-            celery[record.id] = json.loads(result)["status"]
         transcripts[record.id] = [
             TranscriptEvent(seq=number, kind=entry["k"], data=json.loads(entry["d"]))
             for number, (_, entry) in enumerate(await reader.xrange(keys.transcript(record.id)))
         ]
+    kept = [
+        json.loads(entry["n"])["senderId"]
+        for session_id in sessions
+        for _, entry in await reader.xrange(keys.notices(session_id))
+    ]
+    celery = await asyncio.to_thread(celery_states, records)
     lines = await asyncio.to_thread(notes.read_text)
-    return checks.Facts(records, celery, transcripts, Counter(lines.splitlines()))
+    return checks.Facts(records, celery, transcripts, Counter(lines.splitlines()), Counter(kept))
+
+
+def celery_states(run_ids: Iterable[str]) -> dict[str, str]:
+    """As plain Celery tells them."""
+    celery = sys.modules["chaos_agents"].celery
+    return {run_id: AsyncResult(run_id, app=celery).state for run_id in run_ids}
 
 
 def show(verdict: Verdict, *, seconds: float, seed: int) -> None:
@@ -206,12 +223,14 @@ def show(verdict: Verdict, *, seconds: float, seed: int) -> None:
     console = Console(width=110, highlight=False)
     table = Table(title=f"chaos, {seconds:g} s, seed {seed}", title_justify="left", show_header=False)
     ledger, toll, records = verdict.ledger, verdict.toll, verdict.facts.records
-    outcomes = Counter(record.outcome.status for record in records.values() if record.outcome)
     table.add_row("delegated by hosts", f"{sum(entry.accepted for entry in ledger.entries)}")
     table.add_row("refused at the cap", f"{sum(entry.refused is not None for entry in ledger.entries)}")
     table.add_row("runs, children's own included", f"{len(records)}")
-    for status in ("completed", "killed", "failed"):
-        table.add_row(f"  {status}", f"{outcomes[status]}")
+    for kind, outcomes in kinds_of(records.values()).items():
+        table.add_row(f"  {kind}", ", ".join(f"{count} {status}" for status, count in sorted(outcomes.items())))
+    details = Counter(record.outcome.detail for record in records.values() if record.outcome)
+    for detail in (WORKER_LOST, CALLER_LOST):
+        table.add_row(f"  ended because of a {detail}", f"{details[detail]}")
     table.add_row("tool calls carried out", f"{verdict.facts.notes.total()}")
     table.add_row("  of unknown effect", f"{unknown_effects(verdict.facts)}")
     table.add_row("calls repeated by hosts", f"{ledger.repeated}")
@@ -228,6 +247,15 @@ def show(verdict: Verdict, *, seconds: float, seed: int) -> None:
     for name, broken in verdict.broken.items():
         for line in broken[:20]:
             console.print(f"{name}: {line}", soft_wrap=True)
+
+
+def kinds_of(records: Iterable[RunRecord]) -> dict[str, Counter[str]]:
+    """How the runs ended, by mode and depth."""
+    kinds: dict[str, Counter[str]] = {}
+    for record in sorted(records, key=lambda record: (record.depth, record.mode)):
+        kind = f"{record.mode}, depth {record.depth}"
+        kinds.setdefault(kind, Counter())[record.outcome.status if record.outcome else record.state] += 1
+    return kinds
 
 
 def unknown_effects(facts: checks.Facts) -> int:

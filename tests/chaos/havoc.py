@@ -86,7 +86,7 @@ class Havoc:
     async def start_workers(self) -> None:
         for _ in range(WORKERS):
             self._start_worker()
-        await asyncio.gather(*(asyncio.to_thread(worker.wait_ready, START_SECONDS) for worker in self._workers))
+        await self._all_ready()
 
     async def rage(self, seconds: float) -> None:
         """Let everything go wrong for so long, and heal it."""
@@ -103,6 +103,10 @@ class Havoc:
             await asyncio.to_thread(link.heal)
         for loop in done:
             loop.result()  # none ends by itself but with an error
+        # The end may have come while one was being replaced.
+        for worker in list(self._workers):
+            await self._replace(worker)
+        await self._all_ready()
         if self._watches:
             await asyncio.wait(self._watches)
 
@@ -124,6 +128,9 @@ class Havoc:
         self.toll.counts["workers started"] += 1
         self._workers.append(self._stack.enter_context(worker))
         return worker
+
+    async def _all_ready(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(worker.wait_ready, START_SECONDS) for worker in self._workers))
 
     async def _on_workers(self) -> None:
         for pause_seconds, fault, number in plan.worker_faults(self._seed):

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -18,7 +19,7 @@ from subagent_tasks.commands.kill import kill
 from subagent_tasks.errors import BrokerUnavailable
 from subagent_tasks.host import Session
 from subagent_tasks.protocol.ids import run_id_for_call
-from subagent_tasks.protocol.models import ToolResult
+from subagent_tasks.protocol.models import Notice, ToolResult
 
 T = TypeVar("T")
 
@@ -41,7 +42,13 @@ class Entry:
     """Of a foreground call."""
     reads: set[str] = field(default_factory=set[str])
     """The terminal states that `job_output` or `job_kill` said."""
+    read_at: float | None = None
+    """When it did (monotonic seconds)."""
     killed_by_model: bool = False
+
+    def read(self, status: str) -> None:
+        self.reads.add(status)
+        self.read_at = time.monotonic()
 
 
 @dataclass
@@ -51,9 +58,21 @@ class Ledger:
     entries: list[Entry] = field(default_factory=list[Entry])
     notices: Counter[str] = field(default_factory=Counter[str])
     """Whose ending was announced how often."""
+    announced: dict[str, str] = field(default_factory=dict[str, str])
+    """What a notice said of it."""
+    announced_late: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    """Those that `job_output` had told before, and how many seconds before."""
     sessions: list[str] = field(default_factory=list[str])
     repeated: int = 0
     """Calls that were repeated because Redis did not answer in time."""
+
+    def hear(self, notice: Notice) -> None:
+        run_id = notice.sender_id
+        self.notices[run_id] += 1
+        self.announced[run_id] = notice.text
+        for entry in self.entries:
+            if entry.run_id == run_id and entry.read_at is not None:
+                self.announced_late.append((run_id, time.monotonic() - entry.read_at))
 
 
 class Load:
@@ -66,6 +85,8 @@ class Load:
         self._sessions = sessions
         self._lanes = lanes
         self._stopping = asyncio.Event()
+        self.done = asyncio.Event()
+        """Nothing is asked any more."""
 
     def stop(self) -> None:
         """Delegate nothing further; what is under way comes to its end."""
@@ -73,15 +94,17 @@ class Load:
 
     async def run(self, *, until_told: asyncio.Event) -> None:
         """Delegate until stopped; go on listening for notices until `until_told`."""
-        async with self._app.host() as host, asyncio.TaskGroup() as lanes:
+        async with self._app.host() as host:
             readers: list[asyncio.Task[None]] = []
+            lanes: list[Coroutine[Any, Any, None]] = []
             for number in range(self._sessions):
                 session_id = f"{self._name}{number}"
                 session = await patiently(lambda session_id=session_id: host.open_session(session_id))
                 self._ledger.sessions.append(session_id)
                 readers.append(asyncio.create_task(self._read(session)))
-                for lane in range(self._lanes):
-                    lanes.create_task(self._delegate(session, f"{session_id}.{lane}"))
+                lanes += [self._delegate(session, f"{session_id}.{lane}") for lane in range(self._lanes)]
+            await asyncio.gather(*lanes)
+            self.done.set()
             await until_told.wait()
             for reader in readers:
                 reader.cancel()
@@ -89,7 +112,7 @@ class Load:
 
     async def _read(self, session: Session) -> None:
         async for notice in session.notices():
-            self._ledger.notices[notice.sender_id or ""] += 1
+            self._ledger.hear(notice)
             await patiently(lambda notice=notice: session.acknowledge(notice))
 
     async def _delegate(self, session: Session, seed: str) -> None:
@@ -129,7 +152,7 @@ class Load:
                 entry.killed_by_model = not killed.is_error
                 if status_of(killed) in TERMINAL:
                     # It had already finished: the answer says how, so no notice needs to.
-                    entry.reads.add(status_of(killed))
+                    entry.read(status_of(killed))
                 return
             case "kill by host":
                 await asyncio.sleep(delegation.kill_after_seconds)
@@ -148,7 +171,7 @@ class Load:
             result = await self._call(session, "job_output", arguments)
             status = status_of(result)
             if status in TERMINAL:
-                entry.reads.add(status)
+                entry.read(status)
                 return
 
     async def _call(

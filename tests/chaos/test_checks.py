@@ -18,15 +18,22 @@ from subagent_tasks.protocol.models import ChildRequest, Outcome, ToolResult, Tr
 from subagent_tasks.protocol.records import RunRecord, RunSpec
 
 FOREGROUND, JOB, KILLED = "foreground", "job", "killed"
+GRANDCHILD = "grandchild"
+"""A foreground run of the foreground run."""
 
 
-def a_run(run_id: str, status: Any = "completed") -> RunRecord:
+def a_run(
+    run_id: str,
+    status: Any = "completed",
+    *,
+    owner: str = "owner",
+    mode: Any = "background",
+    call_id: str | None = None,
+) -> RunRecord:
     request = ChildRequest(label=run_id, prompt="")
-    spec = RunSpec(provider="spawn", queue="q", label=run_id, request=request, run_limit_seconds=60)
+    spec = RunSpec(provider="spawn", queue="q", label=run_id, call_id=call_id, request=request, run_limit_seconds=60)
     outcome = Outcome(status=status, stop_reason="completed" if status == "completed" else "aborted")
-    return RunRecord(
-        run_id, "owner", "owner", 1, "background", State.SETTLED, 1, 3, 0, spec, created_at=0, outcome=outcome
-    )
+    return RunRecord(run_id, owner, "owner", 1, mode, State.SETTLED, 1, 3, 0, spec, created_at=0, outcome=outcome)
 
 
 def an_entry(run_id: str, purpose: Any, **fields: Any) -> Entry:
@@ -47,20 +54,30 @@ def sound() -> tuple[Ledger, checks.Facts]:
         ],
         notices=Counter({JOB: 1}),
     )
-    records = {FOREGROUND: a_run(FOREGROUND), JOB: a_run(JOB), KILLED: a_run(KILLED, "killed")}
+    child = a_run(GRANDCHILD, owner=FOREGROUND, mode="foreground", call_id="c")
+    records = {FOREGROUND: a_run(FOREGROUND), JOB: a_run(JOB), KILLED: a_run(KILLED, "killed"), GRANDCHILD: child}
+    transcripts = {
+        name: [TranscriptEvent(seq=0, kind="input", data={"text": json.dumps(a_plan(name))})] for name in records
+    }
+    transcripts[FOREGROUND].append(child_result(f"done {GRANDCHILD}"))
     return ledger, checks.Facts(
         records,
-        {FOREGROUND: "SUCCESS", JOB: "SUCCESS", KILLED: "REVOKED"},
-        {name: [TranscriptEvent(seq=0, kind="input", data={"text": json.dumps(a_plan(name))})] for name in records},
+        {FOREGROUND: "SUCCESS", JOB: "SUCCESS", KILLED: "REVOKED", GRANDCHILD: "SUCCESS"},
+        transcripts,
         Counter(f"{name}:0:0" for name in records),
     )
+
+
+def child_result(content: str) -> TranscriptEvent:
+    return TranscriptEvent(seq=1, kind="tool_result", data={"tool_call_id": "c", "content": content})
 
 
 def found(ledger: Ledger, facts: checks.Facts) -> dict[str, list[str]]:
     return {
         "lost": list(checks.lost(ledger, facts)),
         "untold": list(checks.untold(ledger, facts)),
-        "told wrongly": list(checks.told_wrongly(ledger, facts)),
+        "told wrongly": [*checks.told_wrongly(ledger, facts), *checks.told_wrongly_to_children(facts)],
+        "no reason": list(checks.ended_without_a_reason(ledger, facts)),
         "doubled": list(checks.doubled(facts)),
         "skipped": list(checks.skipped(facts)),
         "too deep": list(checks.too_deep(facts)),
@@ -107,6 +124,50 @@ def caller_given_another_s(ledger: Ledger, facts: checks.Facts) -> None:
     ledger.entries[0].result = ToolResult(text=f"done {JOB}")
 
 
+def notice_says_otherwise(ledger: Ledger, facts: checks.Facts) -> None:
+    ledger.announced[JOB] = "finished [status: failed]"
+
+
+def told_again_later(ledger: Ledger, facts: checks.Facts) -> None:
+    ledger.entries[1].read("completed")
+    ledger.announced_late.append((JOB, 0.1))
+
+
+def notice_not_withdrawn(ledger: Ledger, facts: checks.Facts) -> checks.Facts:
+    ledger.entries[1].read("completed")
+    return replace(facts, kept_notices=Counter({JOB: 1}))
+
+
+def caller_told_by_notice_too(ledger: Ledger, facts: checks.Facts) -> None:
+    ledger.notices[FOREGROUND] = 1
+
+
+def child_given_two_results(ledger: Ledger, facts: checks.Facts) -> None:
+    facts.transcripts[FOREGROUND].append(child_result(f"done {GRANDCHILD}"))
+
+
+def child_given_another_s(ledger: Ledger, facts: checks.Facts) -> None:
+    del facts.transcripts[FOREGROUND][-1]
+    facts.transcripts[FOREGROUND].append(child_result("done other"))
+
+
+def child_given_nothing(ledger: Ledger, facts: checks.Facts) -> None:
+    del facts.transcripts[FOREGROUND][-1]
+
+
+def child_told_twice(ledger: Ledger, facts: checks.Facts) -> None:
+    told = TranscriptEvent(seq=2, kind="input", data={"message_id": GRANDCHILD, "text": ""})
+    facts.transcripts[FOREGROUND].extend([told, told])
+
+
+def killed_by_nobody(ledger: Ledger, facts: checks.Facts) -> checks.Facts:
+    return replace(
+        facts,
+        records={**facts.records, JOB: a_run(JOB, "killed")},
+        celery={**facts.celery, JOB: "REVOKED"},
+    )
+
+
 def carried_out_twice(ledger: Ledger, facts: checks.Facts) -> None:
     facts.notes[f"{JOB}:0:0"] += 1
 
@@ -131,6 +192,15 @@ def deep(ledger: Ledger, facts: checks.Facts) -> checks.Facts:
         (read_otherwise, "told wrongly", "job_output said"),
         (caller_told_otherwise, "told wrongly", "its caller was told CHILD_FAILED"),
         (caller_given_another_s, "told wrongly", "was given"),
+        (notice_says_otherwise, "told wrongly", "its notice said"),
+        (told_again_later, "told wrongly", "told it again"),
+        (notice_not_withdrawn, "told wrongly", "are kept"),
+        (caller_told_by_notice_too, "told wrongly", "told so again"),
+        (child_given_two_results, "told wrongly", "has 2 results"),
+        (child_given_another_s, "told wrongly", "was given"),
+        (child_given_nothing, "told wrongly", "was given"),
+        (child_told_twice, "told wrongly", "told 2 times"),
+        (killed_by_nobody, "no reason", "killed"),
         (carried_out_twice, "doubled", "carried out 2 times"),
         (not_carried_out, "skipped", "completed without"),
         (deep, "too deep", "at depth 4"),
@@ -151,7 +221,9 @@ def test_a_call_of_unknown_effect_may_be_missing() -> None:
     """P7: the child was told so."""
     ledger, facts = sound()
     not_carried_out(ledger, facts)
-    facts.transcripts[JOB].append(TranscriptEvent(seq=1, kind="tool_result", data={"effect": "unknown"}))
+    facts.transcripts[JOB].append(
+        TranscriptEvent(seq=1, kind="tool_result", data={"tool_call_id": "c", "effect": "unknown"})
+    )
     assert found(ledger, facts)["skipped"] == []
 
 
