@@ -142,5 +142,4 @@ async def test_a_listener_that_hears_nothing_for_long_keeps_its_connection(
 
 def connections(client: redis.Redis) -> list[dict[str, str]]:
     """The doorbell's connections, as the server sees them."""
-    found = cast("list[dict[str, str]]", client.client_list())
-    return [connection for connection in found if connection["name"] == "subagent-tasks-doorbell"]
+    return [connection for connection in client.client_list() if connection["name"] == "subagent-tasks-doorbell"]
