@@ -61,7 +61,7 @@ async def test_a_driver_whose_run_was_removed_lets_go_and_says_so_once(
         assert (await call).code == "TIMEOUT"
 
         async def nobody_drives() -> bool:
-            return not await cast("Any", kit.redis).keys(keys.driven("*"))
+            return not await kit.redis.keys(keys.driven("*"))
 
         await wait_until(nobody_drives, description="the worker let go of both")
         await kit.redis.flushdb()  # what counted for the removed records
