@@ -63,6 +63,16 @@ def test_two_sessions_never_share_a_run() -> None:
     assert one != other
 
 
+async def test_a_process_has_another_id_at_every_start(fake_server_url: str) -> None:
+    """Protocol §4: else a restarted one would hold the leases of the one that died."""
+    async with fake_app(hello(), url=fake_server_url, worker=False) as kit:
+        ids = {kit.host.process.id}
+        for _ in range(2):
+            async with kit.app.host() as host:
+                ids.add(host.process.id)
+    assert len(ids) == 3
+
+
 async def test_an_id_that_another_owner_holds_is_a_conflict(fake_server_url: str) -> None:
     """P14: whoever repeats it must not be handed the other's result."""
 
