@@ -235,14 +235,9 @@ def test_a_changed_celery_setting_fails_by_its_name(change: dict[str, Any], name
 
 
 @pytest.mark.parametrize(
-    ("found", "level"),
-    [
-        (None, "ok"),
-        (Unacknowledged(0, 0), "ok"),
-        (Unacknowledged(3, time.time() - 1), "ok"),
-        (Unacknowledged(3, time.time() - 3600), "warning"),
-    ],
+    ("count", "age_seconds", "level"), [(None, 0, "ok"), (0, 0, "ok"), (3, 1, "ok"), (3, 3600, "warning")]
 )
-def test_a_message_that_is_held_for_long_is_a_warning(found: Unacknowledged | None, level: str) -> None:
+def test_a_message_that_is_held_for_long_is_a_warning(count: int | None, age_seconds: int, level: str) -> None:
     """A backlog in a hand that does not work on it."""
+    found = None if count is None else Unacknowledged(count, time.time() - age_seconds)
     assert check_unacknowledged(found, BrokerSettings()).level == level
