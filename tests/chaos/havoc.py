@@ -86,7 +86,7 @@ class Havoc:
     async def start_workers(self) -> None:
         for _ in range(WORKERS):
             self._start_worker()
-        await self._all_ready()
+        await asyncio.gather(*(asyncio.to_thread(worker.wait_ready, START_SECONDS) for worker in self._workers))
 
     async def rage(self, seconds: float) -> None:
         """Let everything go wrong for so long, and heal it."""
@@ -103,10 +103,11 @@ class Havoc:
             await asyncio.to_thread(link.heal)
         for loop in done:
             loop.result()  # none ends by itself but with an error
-        # The end may have come while one was being replaced.
+        # The end may have come while one was being replaced, or just after the server had been away.
         for worker in list(self._workers):
+            with contextlib.suppress(OperatorError):
+                await asyncio.to_thread(worker.wait_ready, START_SECONDS)
             await self._replace(worker)
-        await self._all_ready()
         if self._watches:
             await asyncio.wait(self._watches)
 
@@ -128,9 +129,6 @@ class Havoc:
         self.toll.counts["workers started"] += 1
         self._workers.append(self._stack.enter_context(worker))
         return worker
-
-    async def _all_ready(self) -> None:
-        await asyncio.gather(*(asyncio.to_thread(worker.wait_ready, START_SECONDS) for worker in self._workers))
 
     async def _on_workers(self) -> None:
         for pause_seconds, fault, number in plan.worker_faults(self._seed):
