@@ -58,7 +58,7 @@ def task_of(text: str) -> str:
     """The task a message in a queue's list calls; what is no message of Celery's calls `?`."""
     try:
         return str(json.loads(text)["headers"]["task"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "?"
 
 
