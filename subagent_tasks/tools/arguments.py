@@ -131,7 +131,9 @@ def check_job_label(label: str) -> None:
 
 def wait_ms(arguments: JobOutputArguments, config: JobToolsConfig) -> int:
     """How long a waiting `job_output` waits, in milliseconds: what was asked or the default, under the cap."""
-    asked = config.wait_timeout_ms if arguments.timeout_ms is None else arguments.timeout_ms
+    # Without a wait it was not looked at, and may be no number at all.
+    asked = arguments.timeout_ms if arguments.wait else None
+    asked = config.wait_timeout_ms if asked is None else asked
     return math.ceil(min(asked, config.max_wait_timeout_ms))
 
 
