@@ -11,6 +11,7 @@ demo: $(READY)
 	$(BIN)/subagent-tasks demo $(if $(DIR),--path $(DIR)) $(if $(MODEL),--model $(MODEL))
 
 # Most tests wait for processes: two at a time take little more than half. A file stays together, as its fixtures do.
+# `HYPOTHESIS_PROFILE=long make test` gives the property tests thirty times as many examples.
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 

@@ -1,14 +1,24 @@
-"""Servers that every tier may use: fakeredis behind a socket and the bundled real one, emptied before each test."""
+"""What every tier may use: fakeredis behind a socket and the bundled real server, emptied before each test.
+
+Property tests are the same in every run of the suite; `HYPOTHESIS_PROFILE=long` tries thirty times as many examples,
+other ones each time.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import redis
+from hypothesis import settings
 
 from broker_config import EmbeddedServer
 from subagent_tasks.testing import FakeServer
+
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("long", deadline=None, max_examples=3000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 @pytest.fixture(scope="session")

@@ -247,7 +247,9 @@ def _float_text(value: float) -> str:
 
 def _quoted(text: str) -> str:
     short = text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
-    return json.dumps(short, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+    quoted = json.dumps(short, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+    # JSON escapes the line breaks of ASCII alone.
+    return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found.group()):04x}", quoted)
 
 
 def _unsupported(provider_name: str, capability: str) -> UnsupportedCapability:

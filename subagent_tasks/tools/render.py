@@ -104,6 +104,7 @@ def foreign_job(job_id: str) -> Unauthorized:
 
 def bounded_result(text: str, limit_bytes: int) -> str:
     """At most `limit_bytes` of UTF-8: the tail, where the status line is, and a marker if it fits (behaviour §3.6)."""
+    text = _clean(text)
     if _size(text) <= limit_bytes:
         return text
     room = limit_bytes - _size(OUTPUT_MARKER)
@@ -112,7 +113,7 @@ def bounded_result(text: str, limit_bytes: int) -> str:
 
 def bounded_completion_text(job: JobSnapshot, limit_bytes: int) -> str:
     """At most `limit_bytes` of UTF-8: the id and what to do stay longest (behaviour §3.6)."""
-    text, head = completion_text(job), f"background job {job.id}"
+    text, head = _clean(completion_text(job)), _clean(f"background job {job.id}")
     marked = f"{head}{NOTICE_MARKER}{NOTICE_ACTION}"
     for candidate in (text, marked):
         if _size(candidate) <= limit_bytes:
@@ -124,12 +125,17 @@ def _public(job: JobSnapshot) -> JsonValue:
     return job.model_dump(mode="json", exclude_none=True)
 
 
+def _clean(text: str) -> str:
+    """Half of a surrogate pair becomes `?`: no UTF-8 encodes it."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _size(text: str) -> int:
-    return len(text.encode("utf-8", "replace"))
+    return len(text.encode())
 
 
 def _tail(text: str, limit_bytes: int) -> str:
     """The last bytes, from a character boundary on."""
     if limit_bytes <= 0:
         return ""
-    return text.encode("utf-8", "replace")[-limit_bytes:].decode("utf-8", "ignore")
+    return text.encode()[-limit_bytes:].decode("utf-8", "ignore")
