@@ -84,6 +84,12 @@ class UnsupportedVersion(OperatorError):
     code = "UNSUPPORTED_VERSION"
 
 
+class UnreadableRecord(OperatorError):
+    """What the server holds of a run or session is incomplete or broken; nothing was changed."""
+
+    code = "UNREADABLE_RECORD"
+
+
 class ConfigurationError(SubagentError):
     """A declaration (app, provider, tool configuration) is wrong; raised where it is declared."""
 

@@ -100,9 +100,7 @@ class Sweeper:
         if swept.republished:
             logger.warning("messages were lost and sent again", extra={"count": swept.republished})
         for expiry in sweep.expired:
-            owner, run_id = json.loads(expiry)
-            await self._runs.forget(run_id, owner=owner, expiry=expiry)
-            swept.forgotten += 1
+            await self._each(self._forget(expiry, swept), expiry=expiry)
         return swept
 
     async def _each(self, finding: Coroutine[Any, Any, None], **what: str) -> None:
@@ -166,6 +164,11 @@ class Sweeper:
         if await self._runs.wake(run_id, queue=queue, alarm_ms=alarm_ms, message=message) == "woken":
             await self._publisher.publish(run_id, queue=queue, task_id=task_id)
             swept.woken += 1
+
+    async def _forget(self, expiry: str, swept: Swept) -> None:
+        owner, run_id = json.loads(expiry)
+        await self._runs.forget(run_id, owner=owner, expiry=expiry)
+        swept.forgotten += 1
 
     async def _republish(self, queue: str, sweep: Sweep, swept: Swept) -> None:
         waiting = await self._runs.queued(queue)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_json
 
 JobStatus = Literal["queued", "running", "stopping", "completed", "killed", "failed"]
 Mode = Literal["foreground", "background"]
@@ -40,7 +40,8 @@ class Wire(BaseModel):
         try:
             return self.model_dump_json(exclude_none=True)
         except PydanticSerializationError:
-            return json.dumps(without_surrogates(self.model_dump(mode="json", exclude_none=True)), ensure_ascii=False)
+            cleaned = without_surrogates(self.model_dump(mode="json", exclude_none=True))
+            return to_json(cleaned, inf_nan_mode="null").decode()
 
 
 def without_surrogates(value: JsonValue) -> JsonValue:

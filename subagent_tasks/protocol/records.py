@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from subagent_tasks.errors import UnsupportedVersion
+from subagent_tasks.errors import UnreadableRecord, UnsupportedVersion
 from subagent_tasks.protocol.lifecycle import State, job_status
 from subagent_tasks.protocol.models import ChildRequest, JobSnapshot, JobStatus, Mode, Outcome, Wire
 
@@ -93,14 +94,16 @@ class RunRecord:
         return max(0.0, self.spec.run_limit_seconds - spent_ms / 1000)
 
     def snapshot(self) -> JobSnapshot:
-        """The public view (behaviour §3.4)."""
+        """The public view (behaviour §3.4). Raises `UnreadableRecord` for a settled run without an outcome."""
         outcome = self.outcome
+        with refusing_broken(f"run {self.id!r}"):
+            status = job_status(
+                self.state, outcome=outcome.status if outcome else None, kill_requested=self.kill is not None
+            )
         return JobSnapshot(
             id=self.id,
             label=self.spec.label,
-            status=job_status(
-                self.state, outcome=outcome.status if outcome else None, kill_requested=self.kill is not None
-            ),
+            status=status,
             detail=outcome.detail if outcome else None,
             started_at=self.started_at or self.created_at,
             finished_at=self.finished_at,
@@ -112,48 +115,69 @@ LISTED = ("version", "id", "state", "status", "detail", "spec", "kill", "created
 
 
 def read_snapshot(fields: Mapping[str, str]) -> JobSnapshot:
-    """The public view of a job, of its `LISTED` fields (behaviour §3.4)."""
-    _check_version(fields)
-    spec = RunSpec.model_validate_json(fields["spec"])
-    outcome = cast("JobStatus | None", fields.get("status"))
-    return JobSnapshot(
-        id=fields["id"],
-        label=spec.label,
-        status=job_status(State(fields["state"]), outcome=outcome, kill_requested="kill" in fields),
-        detail=fields.get("detail") or None,
-        started_at=int(fields.get("started_at") or fields["created_at"]),
-        finished_at=_int(fields.get("finished_at")),
-    )
+    """The public view of a job, of its `LISTED` fields (behaviour §3.4). Raises as `read_record` does."""
+    with refusing_broken(f"run {fields.get('id', '?')!r}"):
+        _check_version(fields)
+        spec = RunSpec.model_validate_json(fields["spec"])
+        outcome = cast("JobStatus | None", fields.get("status"))
+        return JobSnapshot(
+            id=fields["id"],
+            label=spec.label,
+            status=job_status(State(fields["state"]), outcome=outcome, kill_requested="kill" in fields),
+            detail=fields.get("detail") or None,
+            started_at=int(fields.get("started_at") or fields["created_at"]),
+            finished_at=_int(fields.get("finished_at")),
+        )
 
 
 def read_record(fields: Mapping[str, str]) -> RunRecord:
-    """Read a record; one written by a newer version is refused with both versions named."""
-    _check_version(fields)
-    outcome = fields.get("outcome")
-    return RunRecord(
-        id=fields["id"],
-        owner=fields["owner"],
-        root=fields["root"],
-        depth=int(fields["depth"]),
-        mode="background" if fields["mode"] == "background" else "foreground",
-        state=State(fields["state"]),
-        token=int(fields["token"]),
-        seq=int(fields["seq"]),
-        attempt=int(fields["attempt"]),
-        spec=RunSpec.model_validate_json(fields["spec"]),
-        created_at=int(fields["created_at"]),
-        worker=fields.get("worker", ""),
-        driver=fields.get("driver", ""),
-        caller=fields.get("caller", ""),
-        episode=fields.get("episode", ""),
-        started_at=_int(fields.get("started_at")),
-        claimed_at=_int(fields.get("claimed_at")),
-        finished_at=_int(fields.get("finished_at")),
-        kill=fields.get("kill"),
-        kill_reason=fields.get("kill_reason"),
-        outcome=Outcome.model_validate_json(outcome) if outcome else None,
-        digest=fields.get("digest", ""),
-    )
+    """Read a record.
+
+    One written by a newer version is refused with both versions named (`UnsupportedVersion`), one that is incomplete or
+    broken as such (`UnreadableRecord`).
+    """
+    with refusing_broken(f"run {fields.get('id', '?')!r}"):
+        _check_version(fields)
+        outcome = fields.get("outcome")
+        return RunRecord(
+            id=fields["id"],
+            owner=fields["owner"],
+            root=fields["root"],
+            depth=int(fields["depth"]),
+            mode="background" if fields["mode"] == "background" else "foreground",
+            state=State(fields["state"]),
+            token=int(fields["token"]),
+            seq=int(fields["seq"]),
+            attempt=int(fields["attempt"]),
+            spec=RunSpec.model_validate_json(fields["spec"]),
+            created_at=int(fields["created_at"]),
+            worker=fields.get("worker", ""),
+            driver=fields.get("driver", ""),
+            caller=fields.get("caller", ""),
+            episode=fields.get("episode", ""),
+            started_at=_int(fields.get("started_at")),
+            claimed_at=_int(fields.get("claimed_at")),
+            finished_at=_int(fields.get("finished_at")),
+            kill=fields.get("kill"),
+            kill_reason=fields.get("kill_reason"),
+            outcome=Outcome.model_validate_json(outcome) if outcome else None,
+            digest=fields.get("digest", ""),
+        )
+
+
+@contextmanager
+def refusing_broken(what: str) -> Generator[None]:
+    """Within it, text from the server that does not read as what it should be raises `UnreadableRecord`.
+
+    Not chained, and without the text: that may be a prompt or an output (P14).
+    """
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise UnreadableRecord(
+            f"what Redis holds of {what} cannot be read ({type(error).__name__}): it is incomplete or broken, and "
+            "was left as it is"
+        ) from None
 
 
 def _check_version(fields: Mapping[str, str]) -> None:

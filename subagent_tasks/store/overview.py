@@ -13,10 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pydantic import ValidationError
-
 from broker_config import BrokerSettings
-from subagent_tasks.errors import UnsupportedVersion
+from subagent_tasks.errors import UnreadableRecord, UnsupportedVersion
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.lifecycle import State
 from subagent_tasks.protocol.models import JobStatus
@@ -209,7 +207,7 @@ class OverviewStore:
                 try:
                     record = read_record(fields)
                     runs[record.id] = RunFacts(record, read_snapshot(fields).status)
-                except (UnsupportedVersion, ValidationError, ValueError, KeyError):
+                except (UnsupportedVersion, UnreadableRecord):
                     # One record that cannot be read must not hide all the others.
                     unreadable += 1
             owners = {run.record.owner for run in runs.values() if run.record.owner != run.record.root}

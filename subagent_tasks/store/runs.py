@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
-from subagent_tasks.errors import UnsupportedVersion
+from subagent_tasks.errors import UnreadableRecord, UnsupportedVersion
 from subagent_tasks.logs import event_logger
 from subagent_tasks.protocol import scripts
 from subagent_tasks.protocol.endings import Ending
@@ -25,6 +25,7 @@ from subagent_tasks.protocol.records import (
     celery_result,
     read_record,
     read_snapshot,
+    refusing_broken,
 )
 from subagent_tasks.store.connection import Moves, pairs
 
@@ -198,7 +199,8 @@ class RunStore:
             args={"token": lease.token, "seq": seq, "step": step},
         )
         if answer[0] == "entries":
-            return tuple(InboxEntry.model_validate_json(text) for text in answer[1])
+            with refusing_broken(f"the input of run {lease.run_id!r}"):
+                return tuple(InboxEntry.model_validate_json(text) for text in answer[1])
         return str(answer[0])
 
     async def append(
@@ -432,7 +434,7 @@ class RunStore:
     async def jobs(self, owner: str) -> list[JobSnapshot]:
         """The owner's jobs in the order they were registered, without their outputs.
 
-        Left out are expired ones, and those whose record only a newer version reads.
+        Left out are expired ones, and those whose record is broken or only read by a newer version.
         """
         ids = cast("list[str]", await self._moves.read(self._moves.client.zrange(self._keys.jobs(owner), 0, -1)))
         pipeline = self._moves.client.pipeline(transaction=False)
@@ -450,15 +452,16 @@ class RunStore:
             "list[tuple[str, dict[str, str]]]",
             await self._moves.read(self._moves.client.xrange(self._keys.transcript(run_id), f"{after + 1}-0", "+")),
         )
-        return [
-            TranscriptEvent(
-                seq=int(entry_id.partition("-")[0]) - 1,
-                at_ms=int(float(fields["t"])),
-                kind=fields["k"],
-                data=json.loads(fields["d"]),
-            )
-            for entry_id, fields in entries
-        ]
+        with refusing_broken(f"the transcript of run {run_id!r}"):
+            return [
+                TranscriptEvent(
+                    seq=int(entry_id.partition("-")[0]) - 1,
+                    at_ms=int(float(fields["t"])),
+                    kind=fields["k"],
+                    data=json.loads(fields["d"]),
+                )
+                for entry_id, fields in entries
+            ]
 
     async def queued(self, queue: str) -> list[tuple[str, int]]:
         """What waits in a queue, oldest first, with the Redis time (ms) since when."""
@@ -541,9 +544,13 @@ def _ended(answer: Sequence[str]) -> Ended:
 
 
 def _outcome(version: str | None, outcome: str | None) -> Outcome | None:
-    if outcome is None or int(version or 0) > RECORD_VERSION:
+    if outcome is None:
         return None
-    return Outcome.model_validate_json(outcome)
+    try:
+        return None if int(version or 0) > RECORD_VERSION else Outcome.model_validate_json(outcome)
+    except ValueError:
+        # One that is broken must not keep the others from whoever waits for them.
+        return None
 
 
 def _readable(fields: Mapping[str, str]) -> JobSnapshot | None:
@@ -551,7 +558,7 @@ def _readable(fields: Mapping[str, str]) -> JobSnapshot | None:
         return None
     try:
         return read_snapshot(fields)
-    except UnsupportedVersion:
-        # One record of a newer version must not hide all the others.
-        logger.warning("record of a newer version left out", extra={"run_id": fields.get("id")})
+    except (UnsupportedVersion, UnreadableRecord):
+        # One record of a newer version, or a broken one, must not hide all the others.
+        logger.warning("record that cannot be read left out", extra={"run_id": fields.get("id")})
         return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from subagent_tasks.errors import CallerError, UnsupportedVersion
+from subagent_tasks.errors import CallerError, UnreadableRecord, UnsupportedVersion
 from subagent_tasks.protocol import scripts
 from subagent_tasks.protocol.keys import Keys
 from subagent_tasks.protocol.models import Notice, text_block
-from subagent_tasks.protocol.records import RECORD_VERSION
+from subagent_tasks.protocol.records import RECORD_VERSION, refusing_broken
 from subagent_tasks.store.connection import Moves
 
 
@@ -46,7 +46,10 @@ class SessionStore:
         return held or "0-0"
 
     async def notices(self, session_id: str, *, after: str, count: int = 100) -> list[Notice]:
-        """Up to `count` notices behind the one named, in order; first of all one that tells of dropped ones."""
+        """Up to `count` notices behind the one named, in order; first of all one that tells of dropped ones.
+
+        One that is broken, or of a newer version, is told of by a stand-in: readers get past it, and know of it.
+        """
         pipeline = self._moves.client.pipeline(transaction=False)
         pipeline.xrange(self._keys.notices(session_id), f"({after}", "+", count=count)
         pipeline.hmget(self._keys.session(session_id), "dropped", "dropped_upto")
@@ -54,7 +57,7 @@ class SessionStore:
             "tuple[list[tuple[str, dict[str, str]]], tuple[str | None, str | None]]",
             await self._moves.read(pipeline.execute()),
         )
-        notices = [Notice.model_validate({**json.loads(fields["n"]), "id": entry_id}) for entry_id, fields in entries]
+        notices = [_notice(session_id, entry_id, fields) for entry_id, fields in entries]
         if dropped and upto and _place(upto) > _place(after):
             return [_of_dropped(session_id, int(dropped), upto)]
         return notices
@@ -73,16 +76,29 @@ def _place(notice_id: str) -> tuple[int, int]:
     return int(milliseconds), int(number)
 
 
+def _notice(session_id: str, notice_id: str, fields: dict[str, str]) -> Notice:
+    try:
+        with refusing_broken(f"a notice of session {session_id!r}"):
+            return Notice.model_validate({**json.loads(fields["n"]), "id": notice_id})
+    except UnreadableRecord:
+        text = "a notice of this session cannot be read by this version; job_list shows which jobs have ended."
+        return _of_ours(session_id, notice_id, "notice-unreadable", text)
+
+
 def _of_dropped(session_id: str, count: int, upto: str) -> Notice:
     """Stands in the place of the newest dropped notice, so that acknowledging it is acknowledging them all."""
     text = f"{count} older notices of this session made room for newer ones; job_list lists the jobs they told of."
+    return _of_ours(session_id, upto, "notices-dropped", text)
+
+
+def _of_ours(session_id: str, notice_id: str, kind: str, text: str) -> Notice:
     return Notice(
-        id=upto,
-        kind="notices-dropped",
+        id=notice_id,
+        kind=kind,
         session_id=session_id,
         sender_id=session_id,
         text=text,
         blocks=(text_block(text),),
         summary=text[:120],
-        source="notices-dropped",
+        source=kind,
     )
