@@ -5,10 +5,15 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wire_values import ids
 
 from subagent_tasks.protocol import keys as keys_module
+from subagent_tasks.protocol.ids import checked_id, run_id_for_call
 from subagent_tasks.protocol.keys import Keys, celery_result_key
 
 # Ids a user may choose: parts of keys, separators and braces among them.
@@ -16,7 +21,11 @@ IDS = ["a", "b", "a:b", "a:", ":a", "session:a", "}:session:a", "{x}:a", "proces
 NAMESPACES = ["a", "ab", "a.b", "subagent-tasks"]
 
 
-def all_names(namespace: str) -> dict[tuple[str, str], str]:
+# What BrokerSettings takes for a namespace.
+namespaces = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
+
+
+def all_names(namespace: str, ids: Iterable[str] = IDS) -> dict[tuple[str, str], str]:
     """Every key and channel of a namespace, by kind and id."""
     keys = Keys(namespace)
     names: dict[tuple[str, str], str] = {}
@@ -26,7 +35,7 @@ def all_names(namespace: str) -> dict[tuple[str, str], str]:
         if isinstance(member, property):
             names[kind, ""] = getattr(keys, kind)
         else:
-            names |= {(kind, id_): getattr(keys, kind)(id_) for id_ in IDS}
+            names |= {(kind, id_): getattr(keys, kind)(id_) for id_ in ids}
     return names
 
 
@@ -35,6 +44,31 @@ def test_no_two_things_share_a_key() -> None:
     names = [name for namespace in NAMESPACES for name in all_names(namespace).values()]
     names += [celery_result_key(id_) for id_ in IDS]
     assert len(names) == len(set(names))
+
+
+@given(namespaces, namespaces, ids, ids)
+def test_no_two_ids_share_a_key(mine: str, other: str, one: str, another: str) -> None:
+    """Whatever a caller chose for an id, an operator for a namespace; protocol §1: each namespace has one hash tag."""
+    assert checked_id(one, name="id") == one
+    names = [name for namespace in {mine, other} for name in all_names(namespace, {one, another}).values()]
+    names += [celery_result_key(id_) for id_ in {one, another}]
+    assert len(names) == len(set(names))
+    for namespace in (mine, other):
+        assert {hash_tag(name) for name in all_names(namespace, {one, another}).values()} == {namespace}
+
+
+@given(st.tuples(namespaces, ids, ids), st.tuples(namespaces, ids, ids))
+def test_no_two_calls_share_a_run(one: tuple[str, str, str], another: tuple[str, str, str]) -> None:
+    """protocol §3: the id is a function of namespace, session and call."""
+    named = {run_id_for_call(namespace=a, session_id=b, call_id=c) for a, b, c in (one, another)}
+    assert len(named) == len({one, another})
+
+
+@given(namespaces, ids, ids, ids)
+def test_no_call_passes_for_another_sessions(namespace: str, one: str, two: str, three: str) -> None:
+    """protocol §3: wherever ids have their colons."""
+    first = run_id_for_call(namespace=namespace, session_id=one, call_id=f"{two}:{three}")
+    assert first != run_id_for_call(namespace=namespace, session_id=f"{one}:{two}", call_id=three)
 
 
 @pytest.mark.parametrize("namespace", NAMESPACES)
@@ -66,3 +100,10 @@ def test_the_table_of_kinds_is_complete() -> None:
 def test_a_result_is_where_celery_looks_for_it() -> None:
     """protocol §1: one of the two named exceptions."""
     assert celery_result_key("7f") == "celery-task-meta-7f"
+
+
+def hash_tag(key: str) -> str:
+    """What Redis hashes: between the first brace and the next one that closes, or all of it."""
+    _, opened, rest = key.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return tag if opened and closed and tag else key

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from subagent_tasks.protocol.lifecycle import TRANSITIONS, Move, State, departs, job_status
 
@@ -34,6 +36,22 @@ def test_a_move_is_in_the_table_or_refused(state: State, move: Move) -> None:
 def test_nothing_leaves_settled() -> None:
     """P3: the first outcome wins."""
     assert not [move for move in Move if State.SETTLED in departs(move)]
+
+
+@given(st.lists(st.sampled_from(Move), max_size=30))
+def test_no_sequence_of_moves_does_what_none_of_them_may(moves: list[Move]) -> None:
+    """protocol §2: driven by a claim alone, settled once and for good, and never a word that says otherwise."""
+    state = State.QUEUED
+    for move in moves:
+        before, state = state, TRANSITIONS.get((state, move), state)
+        if before is State.SETTLED:
+            assert state is State.SETTLED
+        elif state is not before:
+            assert (state is State.DRIVEN) == (move is Move.CLAIM)
+            assert (state is State.SETTLED) == (move in (Move.SETTLE, Move.KILL))
+            assert (state is State.SUSPENDED) == (move is Move.SUSPEND)
+        word = job_status(state, outcome="completed", kill_requested=False)
+        assert (word == "completed") == (state is State.SETTLED)
 
 
 @pytest.mark.parametrize("state", State)
