@@ -79,13 +79,17 @@ from subagent_tasks.testing import (
     assert_settled,
     call_tool,
     call_tools,
+    cut,
     disconnect,
     end_outage,
     fail,
     fake_app,
+    freeze_server,
     kill_worker,
     lose_reply,
+    refuse,
     reply,
+    restart_server,
     stall,
     stub_llm,
     wait_for,
@@ -485,7 +489,9 @@ async def try_with_faults(model: ScriptedModel, server: EmbeddedServer) -> None:
         async with fake_app(model, url=faulty.url) as kit:
             lose_reply(faulty, "say hello", times=2)
             read(await kit.session.call("subagent", {"description": "greet", "prompt": "say hello"}))
-        faulty.cut()
+        cut(faulty)
+        refuse(faulty)
+        faulty.stall()
         faulty.heal()
         print(faulty.replies_lost)
 
@@ -497,7 +503,9 @@ def try_with_processes(app: SubagentApp, tmp_path: Path) -> None:
     with EmbeddedServer() as real:
         real.freeze()
         real.thaw()
-        real.kill()
+        with freeze_server(real):
+            real.kill()
+        restart_server(real)
         real.restart()
     with stub_llm(script, models=("stub-1",)) as stub, FakeServer() as server:
         assert_type(stub, StubLLM)
