@@ -2,6 +2,17 @@
 
 The tree here is three deep: a root run waits for two, and one of them for two of its own, and has a job besides. The
 walk from the root is one kill per descendant; what is still to be walked stands in the set `cascade`.
+
+     1  the walker dies before or after each of its kills
+     2  it dies when all is walked and the walk is not struck off
+     3  two walk at the same time
+     4  a descendant is driven by a living worker when the walk comes to it
+     5  a descendant's worker is dead, and nobody has noticed
+     6  a descendant was taken from its dead worker while the walk was under way
+     7  the killed run's own worker is dead
+     8  a descendant starts one more while the walk is under way
+     9  the run completes, and its driver dies before the walk of its jobs
+    10  a descendant's record cannot be read
 """
 
 from __future__ import annotations

@@ -1,6 +1,18 @@
 """Foreground runs whose caller is lost (protocol §3): ended after two leases of silence, announced once, or taken over.
 
 `host-1` calls and dies; `host-2` is the process that sweeps and, where it says so, repeats the call.
+
+     1  the caller dies while its run is queued, driven or suspended
+     2  the run completes in the moment in which its caller is judged
+     3  the caller is silent for less than two leases
+     4  the caller beats again after the sweeper saw it dead
+     5  the caller comes back after its run was ended
+     6  the sweeper dies between any two of its moves
+     7  caller and worker die together
+     8  the run ends before its caller is missed
+     9  another host repeats the call: while the run goes on, while the caller is judged, or too late
+    10  the second caller dies too
+    11  the host leaves in good order while it waits
 """
 
 from __future__ import annotations
