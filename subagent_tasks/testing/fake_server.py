@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import select
+import socket
 import threading
 from types import TracebackType
 from typing import Any, Self
 
 from subagent_tasks.errors import OperatorError
+
+SEND_SECONDS = 5.0
+"""How long a client may read nothing while a reply to it is on the way."""
 
 
 class FakeServer:
@@ -45,6 +51,7 @@ class FakeServer:
                 # would inherit it and be answered `timed out` as soon as it is idle.
                 self.request.settimeout(None)
                 super().setup()
+                self.writer.writer = _WholeWriter(self.connection)
 
         class Server(tcp.TcpFakeServer):
             def __init__(self) -> None:
@@ -67,3 +74,25 @@ class FakeServer:
         if self._thread is not None:
             self._thread.join(5)
         self._server = None
+
+
+class _WholeWriter(io.BufferedIOBase):
+    """Sends all of a reply: fakeredis makes its sockets non-blocking, where a large one would break off."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        # Replies and published messages come from different threads.
+        self._lock = threading.Lock()
+
+    def write(self, data: Any, /) -> int:
+        rest = memoryview(data)
+        count = rest.nbytes
+        with self._lock:
+            while rest:
+                try:
+                    rest = rest[self._connection.send(rest) :]
+                except BlockingIOError:
+                    # One that reads nothing must not hold up whoever publishes to it.
+                    if not select.select([], [self._connection], [], SEND_SECONDS)[1]:
+                        raise
+        return count
